@@ -40,13 +40,13 @@ TOKENIZER_FILES = (
     "sentencepiece.bpe.model", "source.spm", "target.spm", "vocab-src.json",
     "vocab-tgt.json", "chat_template.jinja", "chat_template.json", "generation_config.json", "preprocessor_config.json",
 )  # fmt: skip
-LARGE = 2**24  # fewest parameters of a model that gets a warning about its speed
+LARGE = 2**24  # parameters; smaller models get no warning about slow bf16
 COMPANION = "vae"  # subfolder with the autoencoder of a text-to-image model
 
 
 def read_spec(folder: Path, architecture: str | None = None, weights: Path | None = None) -> Model:
-    """Read the description of a model folder, ours or Hugging Face's. If its config is ambiguous, the weights
-    decide."""
+    """Read the description of a model folder: spec.json, or a published config. If the config fits several classes, the
+    names and shapes of the weights decide."""
     if (folder / "spec.json").is_file():
         spec = read_spec_file(folder / "spec.json")
         if architecture not in (None, spec.architecture):
@@ -58,25 +58,25 @@ def read_spec(folder: Path, architecture: str | None = None, weights: Path | Non
     config = layout.read(path)
     with error_context(path):
         config = config if "architecture" not in config else class_detection.written_out(config)
-        left = class_detection.choices(config, architecture)
-    if len(left) == 1 or (config.get("model_type") and not has_weights(weights)):
-        family, found = left[0]
+        candidates = class_detection.choices(config, architecture)
+    if len(candidates) == 1 or (config.get("model_type") and not has_weights(weights)):
+        family, chosen = candidates[0]
     else:
         with open_weights(weights) as checkpoint, error_context(path):
 
             def load(family: Family, spec: Model) -> Report:
                 return fill(skeleton(spec), ShapeCheckpoint(checkpoint), family.match, torch.float32)
 
-            family, found = class_detection.choose(left, config, checkpoint.names, load)
+            family, chosen = class_detection.choose(candidates, config, checkpoint.names, load)
     with error_context(path):
-        spec = family.read(config, found)
+        spec = family.read(config, chosen)
     if not family.absent or not has_weights(weights):
         return spec
     with open_weights(weights) as checkpoint:
-        told = family.fields_from_weights(checkpoint.names, spec.architecture)
-    if not told:
+        fields = family.fields_from_weights(checkpoint.names, spec.architecture)
+    if not fields:
         return spec
-    other = class_detection.try_describe(family, found, {**config, **told}) or spec
+    other = class_detection.try_describe(family, chosen, {**config, **fields}) or spec
     return spec if other.replace(source={}) == spec.replace(source={}) else other
 
 
@@ -142,12 +142,12 @@ def load(
     weights: Path | None = None,
     base: str | Path | None = None,
 ) -> TransformerModule | tuple[TransformerModule, Report]:
-    """Load the model in a folder or of a hub id, in eval mode. With strict=False, return (model, Report) even if
+    """Load a model from a folder or hub id, in eval mode. With strict=False, return (model, Report) even if
     tensors do not fit.
 
     dtype "auto" is the dtype in the config, or else the checkpoint's; device "auto" is a GPU if there is one.
-    `architecture` overrides the published class in the config; `weights` is the folder of the weights, if it is not the
-    model's. If a folder contains only an adapter, it is loaded on its base model: the one that it names, or `base`.
+    `architecture` overrides the published class in the config; `weights` is the folder of the weights, if they
+    are not in the model's. An adapter folder is loaded on top of its base model: `base`, or the model that it names.
     """
     where = hardware.device(device)
     folder = hub.resolve(name, offline=offline, revision=revision)
@@ -241,9 +241,9 @@ def save(model: TransformerModule, folder: str | Path, *, format: str = "anyform
         raise ValueError(f"expected the path of a folder, got {quote(folder)}")
     folder, spec = Path(folder), model.spec
     if not overwrite and not in_our_layout(folder):
-        brings_none = getattr(model, "folder", None) is None  # then saving does not overwrite tokenizer files
-        beside = TOKENIZER_FILES if brings_none else ()
-        check_free(folder, "overwrite=True replaces the model in it", beside=beside)
+        has_no_tokenizer = getattr(model, "folder", None) is None  # then saving overwrites no tokenizer files
+        allowed = TOKENIZER_FILES if has_no_tokenizer else ()
+        check_free(folder, "overwrite=True replaces the model in it", allowed=allowed)
     if format == "peft":
         return service("save_adapter")(model, folder)
     state = plain_state(model, quantized=format == "anyformer")
@@ -279,19 +279,19 @@ def in_our_layout(folder: Path) -> bool:
         return False
 
 
-def check_free(folder: Path, fix: str, marks: Sequence[str] = (), beside: Sequence[str] = ()) -> None:
-    """Raise ValueError, with `fix`, if a folder contains files and none of them is in `marks`, the names that identify
-    an earlier output of the same writer. Files named in `beside` do not count."""
+def check_free(folder: Path, fix: str, marks: Sequence[str] = (), allowed: Sequence[str] = ()) -> None:
+    """Raise ValueError if a folder contains other files than `allowed`, unless one of them is in `marks`: these names
+    identify an earlier output of the same command. `fix` ends the message."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file, not a folder")
-    names = sorted({path.name for path in folder.iterdir()} - {*beside}) if folder.is_dir() else []
+    names = sorted({path.name for path in folder.iterdir()} - {*allowed}) if folder.is_dir() else []
     if names and not {*names} & {*marks}:
         files = f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
         raise ValueError(f"{folder} holds other files ({files}): give a new folder; {fix}")
 
 
 def save_description(model: TransformerModule, folder: Path) -> None:
-    """Write what `save` writes in addition to the weights: spec.json and tokenizer files."""
+    """Write the files of `save` except the weights: spec.json and tokenizer files."""
     dtype = str(model.dtype).removeprefix("torch.")
     write_json(folder / "spec.json", {"anyformer": FORMAT, **encode(_with_dtype(model.spec, dtype))})
     copy_tokenizer(model, folder)

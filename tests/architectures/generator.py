@@ -1,8 +1,8 @@
-"""Random descriptions, made from the Parts' own fields: each slot gets any kind that its type allows, each number a
-small one. A new Part is drawn as soon as it is declared, without a line here, unless a field of it has a meaning that
-its name and type do not say; then one line in FIELDS says it.
+"""Random descriptions, drawn from the fields of Parts: each slot gets any Part that its type allows, and numbers are
+small. A new Part is drawn without a change here, unless the name and type of a field do not determine its valid values;
+then FIELDS needs one line.
 
-What is drawn is the JSON of a description, as a user would write it, so that one which is refused can be shown too.
+The result is JSON, as a user would write it, so that a refused description can be printed too.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from architectures import grids
 
 every_kind()
 
-# where the kinds that models are made of stand; other tests declare Parts of their own, and what runs are made of
+# modules with Parts of models; other modules have Parts of training runs, and other tests declare Parts
 PARTS = ("anyformer.parts.", "anyformer.stacks.", "anyformer.runtime.mask", "anyformer.models")
-VOCABULARY, LENGTH, ROOM = 40, 12, 96  # tokens; of a text; of the longest text, pads and all
+VOCABULARY, LENGTH, ROOM = 40, 12, 96  # tokens in the vocabulary, in a text, and in the longest padded text
 SAMPLES, IMAGE = 120, (8, 12)
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """What surrounds a slot."""
+class Slot:
+    """The surroundings of a field that is drawn."""
 
     width: int = 16
     heads: int = 2
-    writes: bool = False  # the stack is one that writes from left to right
-    source: str = "input_ids"  # what the model reads
-    shortened: bool = False  # a text may be shorter here than where it was read
-    memory: bool = False  # there is one to look at
-    patch: list[int] | None = None  # of an image
-    features: int = 8  # channels of a sound, before they are projected
-    gives: tuple[str, ...] = ()  # what parts may need of the embedding
-    nested: int = 0  # how many ops, or positions, it is in
-    reshapes: bool = False  # the stream may get wider here, and its grid coarser
-    masks: int = 0  # how many masks
-    careless: bool = False  # what does not fit is drawn too: it must be refused
+    writes: bool = False  # the stack is causal
+    source: str = "input_ids"  # the model's first input
+    shortened: bool = False  # a text may have fewer vectors here than tokens
+    memory: bool = False  # the stack can attend to a memory
+    patch: list[int] | None = None  # patch size of an image
+    features: int = 8  # channels of audio before the projection
+    gives: tuple[str, ...] = ()  # `gives` of the embedding, which other Parts may require
+    nested: int = 0  # number of ops or positions around it
+    reshapes: bool = False  # the op may change the width and the grid
+    masks: int = 0  # number of masks around it
+    careless: bool = False  # values that do not fit are drawn too: they must be refused
 
 
 Draw = Callable[[Any], Any]
@@ -58,23 +58,23 @@ OMITTED = object()
 
 
 def description(source: str | None = None) -> st.SearchStrategy[dict[str, Any]]:
-    """Any model, or one of a single stack that reads `source`."""
+    """Any model, or an EncoderModel whose first input is `source`."""
     return st.composite(_model)(source)
 
 
 def concrete(kind: type) -> bool:
-    """Whether a kind can stand in a description by itself: it builds or does something that its base does not."""
+    """Whether descriptions can contain this Part: it has no subclasses, or it has its own `build`."""
     ours = (other for other in Part.kinds.values() if other.__module__.startswith(PARTS))
     return not any(kind in other.__bases__ for other in ours) or kind in CONCRETE_BASES
 
 
 def kinds(base: type) -> list[str]:
-    """The names of all kinds that a slot of this type takes."""
+    """The names of all Parts that a slot of this type accepts."""
     ours = {name: kind for name, kind in Part.kinds.items() if kind.__module__.startswith(PARTS)}
     return [name for name, kind in ours.items() if issubclass(kind, base) and concrete(kind)]
 
 
-# bases that are something themselves: one that is only a slot declares no `build`
+# base classes that are also Parts of models; a base that only types a slot has no `build`
 CONCRETE_BASES = {kind for kind in Part.kinds.values() if "build" in vars(kind)}
 
 
@@ -90,34 +90,34 @@ def _mentioned(hint: Any) -> Iterator[type]:
 
 
 def choose(draw: Draw, names: list[str]) -> str:
-    """Each kind of a slot is chosen here, so that a test sees which were there to choose from."""
+    """All Parts are chosen here, so that a test can see the candidates."""
     return draw(st.sampled_from(names))
 
 
-def part(draw: Draw, base: type, place: Place) -> dict[str, Any]:
+def part(draw: Draw, base: type, slot: Slot) -> dict[str, Any]:
     """Any kind of `base`, as JSON."""
-    return fields(draw, choose(draw, fitting(kinds(base), place)), place)
+    return fields(draw, choose(draw, fitting(kinds(base), slot)), slot)
 
 
-def fitting(names: list[str], place: Place) -> list[str]:
-    """Those that find what they need, and see no future where a model writes; all of them where one is careless."""
-    return [name for name in names if fits(name, place)] or names
+def fitting(names: list[str], slot: Slot) -> list[str]:
+    """The Parts that fit; all of them if none fits."""
+    return [name for name in names if fits(name, slot)] or names
 
 
-def fits(name: str, place: Place) -> bool:
-    found = set(needs(name)) <= set(place.gives) and not (place.writes and looks_ahead(Part.kinds[name]))
-    found = found and (name not in grids.ON_GRIDS or bool({"an image", "a video"} & set(place.gives)))
-    return found or place.careless
+def fits(name: str, slot: Slot) -> bool:
+    found = set(needs(name)) <= set(slot.gives) and not (slot.writes and looks_ahead(Part.kinds[name]))
+    found = found and (name not in grids.ON_GRIDS or bool({"an image", "a video"} & set(slot.gives)))
+    return found or slot.careless
 
 
-def possible(hint: Any, place: Place) -> bool:
-    """Whether there is something of this type that fits."""
+def possible(hint: Any, slot: Slot) -> bool:
+    """Whether any value of this type fits."""
     bases = list(_mentioned(hint))
-    return not bases or any(fits(name, place) for base in bases for name in kinds(base))
+    return not bases or any(fits(name, slot) for base in bases for name in kinds(base))
 
 
 def looks_ahead(kind: type[Part]) -> bool:
-    """Whatever its fields are."""
+    """Whether it sees later tokens, regardless of its fields."""
     return kind.said == "all" and kind.reaches is Part.reaches
 
 
@@ -126,68 +126,68 @@ def needs(name: str) -> tuple[str, ...]:
     return found if isinstance(found, tuple) else ()
 
 
-def fields(draw: Draw, name: str, place: Place) -> dict[str, Any]:
-    """A Part of one kind, its fields random. What it refuses by itself is drawn again, a few times."""
+def fields(draw: Draw, name: str, slot: Slot) -> dict[str, Any]:
+    """A Part with random fields. If the Part refuses them, they are drawn again, a few times."""
     for _ in range(5):
-        made = fields_once(draw, name, place)
-        if place.careless or name in ("Sublayer", "Stack") or not refused(made):
+        made = fields_once(draw, name, slot)
+        if slot.careless or name in ("Sublayer", "Stack") or not refused(made):
             break
     return made
 
 
-def fields_once(draw: Draw, name: str, place: Place) -> dict[str, Any]:
+def fields_once(draw: Draw, name: str, slot: Slot) -> dict[str, Any]:
     """About half of the fields that have a default keep it."""
     kind = Part.kinds[name]
     made: dict[str, Any] = {"kind": name}
     defaults = default_values(kind)
     for field, hint in hints(kind).items():
         own = rule(kind, field)
-        told = (not place.careless and (kind.__name__, field) in UNFIT) or (field == "mask" and place.writes)
+        told = (not slot.careless and (kind.__name__, field) in UNFIT) or (field == "mask" and slot.writes)
         if field in defaults and (own is KEPT or not (told or draw(st.booleans()))):
             continue
-        value = own(draw, place) if callable(own) else draw(own) if own is not None else value_of(draw, hint, place)
+        value = own(draw, slot) if callable(own) else draw(own) if own is not None else value_of(draw, hint, slot)
         if value is not OMITTED:
             made[field] = value
     return made
 
 
 def rule(kind: type, field: str) -> Any:
-    """The line of FIELDS for a field: that of the kind or of a base it has it from, else that of the name alone."""
+    """The entry of FIELDS for a field: for this Part or one of its bases, otherwise for the field's name."""
     for base in kind.__mro__:
         if (found := FIELDS.get(f"{base.__name__}.{field}")) is not None:
             return found
     return FIELDS.get(field)
 
 
-def value_of(draw: Draw, hint: Any, place: Place) -> Any:
+def value_of(draw: Draw, hint: Any, slot: Slot) -> Any:
     """Any small value of a type."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        args = tuple(arg for arg in args if possible(arg, place)) or args
-        return value_of(draw, draw(st.sampled_from(sorted(args, key=lambda a: a is not type(None)))), place)
+        args = tuple(arg for arg in args if possible(arg, slot)) or args
+        return value_of(draw, draw(st.sampled_from(sorted(args, key=lambda a: a is not type(None)))), slot)
     if origin is Literal:
         return draw(st.sampled_from(args))
     if origin is tuple and args[1:] == (...,):
-        return [value_of(draw, args[0], place) for _ in range(draw(st.integers(1, 2)))]
+        return [value_of(draw, args[0], slot) for _ in range(draw(st.integers(1, 2)))]
     if hint in SIMPLE:
         return draw(SIMPLE[hint])
     assert isinstance(hint, type) and issubclass(hint, Part), f"no rule for a field of type {hint}"
-    return part(draw, hint, place)
+    return part(draw, hint, slot)
 
 
 SIMPLE: dict[Any, Any] = {
     type(None): st.none(), bool: st.booleans(), int: st.integers(1, 4), float: st.sampled_from((1.0, 0.5, 2.0)),
 }  # fmt: skip
 
-# -- fields that their type does not tell -----------------------------------------------------------------------------
+# -- fields whose type does not determine the valid values ------------------------------------------------------------
 
 
-def mask(draw: Draw, place: Place) -> dict[str, Any]:
-    """Nested no deeper than twice. Where a model writes, it begins with Causal."""
-    inner, causal = dataclasses.replace(place, masks=place.masks + 1), {"kind": "Causal"}
-    if place.writes and not place.careless and not place.masks:
+def mask(draw: Draw, slot: Slot) -> dict[str, Any]:
+    """A mask with at most two levels of nesting. In a causal stack it begins with Causal."""
+    inner, causal = dataclasses.replace(slot, masks=slot.masks + 1), {"kind": "Causal"}
+    if slot.writes and not slot.careless and not slot.masks:
         return {"kind": "All", "masks": [causal, mask(draw, inner)]} if draw(st.booleans()) else causal
-    names = [name for name in kinds(Mask) if place.masks < 2 or not _mentions(name, Mask)]
+    names = [name for name in kinds(Mask) if slot.masks < 2 or not _mentions(name, Mask)]
     return fields(draw, choose(draw, names), inner)
 
 
@@ -195,116 +195,114 @@ def _mentions(name: str, base: type) -> bool:
     return any(issubclass(kind, base) for hint in hints(Part.kinds[name]).values() for kind in _mentioned(hint))
 
 
-def masks(draw: Draw, place: Place) -> list[dict[str, Any]]:
-    return [mask(draw, place) for _ in range(draw(st.integers(1, 2)))]
+def masks(draw: Draw, slot: Slot) -> list[dict[str, Any]]:
+    return [mask(draw, slot) for _ in range(draw(st.integers(1, 2)))]
 
 
-def absolute(draw: Draw, place: Place) -> dict[str, Any]:
-    """A position scheme of the embedding; sums and trees hold plain ones."""
+def absolute(draw: Draw, slot: Slot) -> dict[str, Any]:
+    """A position of the embedding; positions inside others are not nested further."""
     base = Part.kinds["AbsolutePosition"]
-    names = [name for name in fitting(kinds(base), place) if not place.nested or not _mentions(name, base)]
+    names = [name for name in fitting(kinds(base), slot) if not slot.nested or not _mentions(name, base)]
     names = [name for name in names if name not in NEVER_DRAWN]
-    return fields(draw, choose(draw, names), dataclasses.replace(place, nested=place.nested + 1))
+    return fields(draw, choose(draw, names), dataclasses.replace(slot, nested=slot.nested + 1))
 
 
-def op(draw: Draw, place: Place) -> dict[str, Any]:
+def op(draw: Draw, slot: Slot) -> dict[str, Any]:
     """Any mixer or feed-forward."""
     names = [
-        name
-        for name in fitting(OPS, place)
-        if not place.nested or name not in ("Windows", "Unused", "LanguageSpecific")
+        name for name in fitting(OPS, slot) if not slot.nested or name not in ("Windows", "Unused", "LanguageSpecific")
     ]
-    inner = dataclasses.replace(place, nested=place.nested + 1)
+    inner = dataclasses.replace(slot, nested=slot.nested + 1)
     for _ in range(5):
         made = fields(draw, choose(draw, names), inner)
-        if not place.writes or place.careless or refused(made) or decode(made).sees in ("itself", "past"):
+        if not slot.writes or slot.careless or refused(made) or decode(made).sees in ("itself", "past"):
             break
     return made
 
 
-def attention_position(draw: Draw, place: Place) -> dict[str, Any]:
-    return part(draw, Part.kinds["AttentionPosition"], place)
+def attention_position(draw: Draw, slot: Slot) -> dict[str, Any]:
+    return part(draw, Part.kinds["AttentionPosition"], slot)
 
 
-def shared_position(draw: Draw, place: Place) -> dict[str, Any] | None:
+def shared_position(draw: Draw, slot: Slot) -> dict[str, Any] | None:
     if draw(st.integers(0, 3)):
         return None
-    if place.careless:
-        return attention_position(draw, place)
-    return fields(draw, draw(st.sampled_from(("BucketedBias", "DistanceBias", "Alibi"))), place)
+    if slot.careless:
+        return attention_position(draw, slot)
+    return fields(draw, draw(st.sampled_from(("BucketedBias", "DistanceBias", "Alibi"))), slot)
 
 
-def slip(values: Any) -> Callable[[Draw, Place], Any]:
-    """A field that only the careless fill in."""
-    return lambda draw, place: draw(values) if place.careless else OMITTED
+def slip(values: Any) -> Callable[[Draw, Slot], Any]:
+    """A field that is set only in careless descriptions."""
+    return lambda draw, slot: draw(values) if slot.careless else OMITTED
 
 
-def landmarks(draw: Draw, place: Place) -> int:
-    """As many as tokens where the number of these is not known."""
-    whole = place.shortened or place.source not in ("input_ids", "inputs_embeds")
+def landmarks(draw: Draw, slot: Slot) -> int:
+    """The number of landmarks; LENGTH if the number of vectors is not known."""
+    whole = slot.shortened or slot.source not in ("input_ids", "inputs_embeds")
     return LENGTH if whole else draw(st.sampled_from((LENGTH, 4, 6)))
 
 
-def writing(draw: Draw, place: Place) -> dict[str, Any]:
-    """What tells vectors that are written from each other."""
-    return fields(draw, choose(draw, ["Learned", "Sinusoidal"]), place)
+def writing(draw: Draw, slot: Slot) -> dict[str, Any]:
+    """A position for the outputs of a Perceiver."""
+    return fields(draw, choose(draw, ["Learned", "Sinusoidal"]), slot)
 
 
-def pool(draw: Draw, place: Place) -> dict[str, Any]:
-    made = fields(draw, "Pool", place)
-    if "token ids" not in place.gives and not place.careless and made.get("take") in ("last", "token"):
+def pool(draw: Draw, slot: Slot) -> dict[str, Any]:
+    made = fields(draw, "Pool", slot)
+    if "token ids" not in slot.gives and not slot.careless and made.get("take") in ("last", "token"):
         made["take"] = "mean"
-    seeds = {"seeds": fields(draw, "Seeds", place), "dense": True}
+    seeds = {"seeds": fields(draw, "Seeds", slot), "dense": True}
     return made | {"last": {"padding_token": 1}, "token": {"token": 3}, "seeds": seeds}.get(made.get("take", ""), {})
 
 
-def memory(draw: Draw, place: Place) -> bool:
-    return place.memory and draw(st.booleans())
+def memory(draw: Draw, slot: Slot) -> bool:
+    return slot.memory and draw(st.booleans())
 
 
-def causal(draw: Draw, place: Place) -> bool:
-    return place.writes or draw(st.booleans())
+def causal(draw: Draw, slot: Slot) -> bool:
+    return slot.writes or draw(st.booleans())
 
 
-def score_changes(draw: Draw, place: Place) -> list[dict[str, Any]]:
+def score_changes(draw: Draw, slot: Slot) -> list[dict[str, Any]]:
     names = draw(st.lists(st.sampled_from(("SoftCap", "LearnedScale", "TalkingHeads")), max_size=2, unique=True))
     return [{"kind": name, **({"bound": 5.0} if name == "SoftCap" else {})} for name in names]
 
 
-def heads(draw: Draw, place: Place) -> int:
-    return draw(st.sampled_from((place.heads, 3))) if place.careless else place.heads
+def heads(draw: Draw, slot: Slot) -> int:
+    return draw(st.sampled_from((slot.heads, 3))) if slot.careless else slot.heads
 
 
-def grid(draw: Draw, place: Place) -> list[int]:
+def grid(draw: Draw, slot: Slot) -> list[int]:
     return draw(st.sampled_from(([4, 4], [2, 4])))
 
 
-def patch(draw: Draw, place: Place) -> list[int]:
-    """Those that were embedded."""
-    return grid(draw, place) if place.careless or place.patch is None else place.patch
+def patch(draw: Draw, slot: Slot) -> list[int]:
+    """The patch size of the embedding."""
+    return grid(draw, slot) if slot.careless or slot.patch is None else slot.patch
 
 
-def patch_positions(draw: Draw, place: Place) -> dict[str, Any] | None:
+def patch_positions(draw: Draw, slot: Slot) -> dict[str, Any] | None:
     made = {"kind": "Learned", "length": draw(st.sampled_from((6, 12))), "offset": draw(st.sampled_from((0, 1)))}
     return None if draw(st.booleans()) else made
 
 
-def stem(draw: Draw, place: Place) -> dict[str, Any]:
+def stem(draw: Draw, slot: Slot) -> dict[str, Any]:
     layers = draw(st.integers(1, 2))
     made = {name: [draw(st.sampled_from(values)) for _ in range(layers)] for name, values in STEM.items()}
     return {"kind": "ConvolutionStem", "norm": draw(st.sampled_from(("layer", "group"))), **made}
 
 
-def convolutions(stride: int, mixes: bool = True) -> Callable[[Draw, Place], Any]:
-    """Of which the first alone has a stride, and the last the width of its place; one may hold any op instead."""
+def convolutions(stride: int, mixes: bool = True) -> Callable[[Draw, Slot], Any]:
+    """Layers: only the first has a stride, and the last has the default width. One layer may be an op instead."""
 
-    def make(draw: Draw, place: Place) -> list[dict[str, Any]]:
-        made = [fields(draw, "Convolution", place) for _ in range(draw(st.integers(1, 2)))]
-        if not place.careless:
+    def make(draw: Draw, slot: Slot) -> list[dict[str, Any]]:
+        made = [fields(draw, "Convolution", slot) for _ in range(draw(st.integers(1, 2)))]
+        if not slot.careless:
             made = [{**without(each, "width"), "stride": 1 if i else stride} for i, each in enumerate(made)]
             made = [{**each, "width": 8} for each in made[:-1]] + made[-1:]
-        if mixes and draw(st.booleans()):  # an op before the last: as wide as what it reads
-            inner = dataclasses.replace(place, width=8 if len(made) > 1 else place.width, reshapes=False)
+        if mixes and draw(st.booleans()):  # an op before the last layer, as wide as its input
+            inner = dataclasses.replace(slot, width=8 if len(made) > 1 else slot.width, reshapes=False)
             made.insert(-1, fields(draw, "OpLayer", inner))
         return made
 
@@ -312,12 +310,12 @@ def convolutions(stride: int, mixes: bool = True) -> Callable[[Draw, Place], Any
 
 
 STEM = {"widths": (8, 12), "kernels": (4, 3), "strides": (2, 3)}
-KEPT = object()  # the default stays: what it changes is not for a random description to say
+KEPT = object()  # keep the default: random values of this field make no sense
 CHANCE = st.sampled_from((0.0, 0.1))
 SMALL = st.sampled_from((8, 24))
 TOKEN = st.integers(0, VOCABULARY - 1)
 
-# whose defaults are for larger models
+# fields whose defaults are too large for these models
 UNFIT = {("Convolutional", "groups"), ("Binary", "bits"), ("SpecAugment", "time_span"), ("SpecAugment", "channel_span"),
          ("ConvolutionEmbedding", "image_size"), ("ConvolutionEmbedding", "channels"), ("XVectorHead", "widths"),
          ("XVectorHead", "kernels"), ("XVectorHead", "dilations"), ("ProductKeyMemory", "top_k"),
@@ -330,9 +328,9 @@ UNFIT = {("Convolutional", "groups"), ("Binary", "bits"), ("SpecAugment", "time_
          ("SinkhornAttention", "block"), ("NonLocal", "norm")}  # fmt: skip
 
 FIELDS: dict[str, Any] = {
-    # everywhere, by the name alone
-    "vocab_size": lambda draw, place: VOCABULARY + (place.careless and draw(st.booleans())), "num_heads": heads,
-    "num_kv_heads": lambda draw, place: draw(st.sampled_from((1, place.heads))),
+    # in all Parts, by the field's name
+    "vocab_size": lambda draw, slot: VOCABULARY + (slot.careless and draw(st.booleans())), "num_heads": heads,
+    "num_kv_heads": lambda draw, slot: draw(st.sampled_from((1, slot.heads))),
     "head_width": st.sampled_from((4, 8)), "width": SMALL, "length": st.just(ROOM), "mask": mask, "masks": masks,
     "bias": st.booleans(), "position": attention_position, "dropout": CHANCE, "drop_path": CHANCE,
     "layer_drop": CHANCE, "jitter": CHANCE, "projection_dropout": CHANCE, "input_dropout": CHANCE,
@@ -344,19 +342,19 @@ FIELDS: dict[str, Any] = {
     "num_labels": st.integers(2, 4), "ClassifyHead.num_labels": st.integers(1, 4), "separator": KEPT,
     "padding_token": KEPT, "Stack.position": shared_position, "patch_size": grid, "channels": st.just(2),
     "groups": st.sampled_from((1, 2)),
-    # of one kind
+    # in one Part and its subclasses
     "Attention.bias": st.sampled_from(("qkvo", "", "qv", "o")),
     "Projections.bias": st.sampled_from(("qkvo", "", "k")), "CompressedAttention.bias": st.sampled_from(("qkvo", "")),
     "BlockSparseAttention.bias": st.sampled_from(("qkvo", "")), "scores": score_changes,
     "BlockAttention.size": st.integers(2, 6), "BlockAttention.mask": KEPT,
-    "LinearAttention.mask": lambda draw, place: {"kind": "Causal" if place.writes else "Full"},
-    "LatentAttention.position": lambda draw, place: part(draw, Part.kinds["Rope"], place),
+    "LinearAttention.mask": lambda draw, slot: {"kind": "Causal" if slot.writes else "Full"},
+    "LatentAttention.position": lambda draw, slot: part(draw, Part.kinds["Rope"], slot),
     "LatentAttention.rank": SMALL, "LatentAttention.rotary_width": st.sampled_from((4, 8)),
     "LatentAttention.value_width": st.sampled_from((4, 8)), "LatentAttention.query_rank": SMALL,
     "NystromAttention.length": st.just(LENGTH), "NystromAttention.landmarks": landmarks, "pool": pool,
     "NystromAttention.taps": st.sampled_from((1, 3)), "BlockSparseAttention.random_blocks": st.integers(0, 1),
-    # a causal one reads short texts alone, and says so: test_big_bird.py
-    "BlockSparseAttention.block_size": lambda draw, place: ROOM if place.writes else draw(st.sampled_from((1, 2, 4))),
+    # if causal, it reads only short texts and refuses others: test_big_bird.py
+    "BlockSparseAttention.block_size": lambda draw, slot: ROOM if slot.writes else draw(st.sampled_from((1, 2, 4))),
     "BlockTextEmbedding.random_blocks": st.integers(0, 1),
     "BlockTextEmbedding.block_size": st.sampled_from((1, 2, 4)), "LinformerAttention.projected": st.integers(2, 6),
     "SoftmaxFeatures.count": st.sampled_from((8, 16)), "DualState.states": SMALL,
@@ -372,16 +370,16 @@ FIELDS: dict[str, Any] = {
     "Distance.tree": st.sampled_from((False, False, False, True)), "Tokens.width": st.sampled_from((None, 8)),
     "Tokens.scale": st.sampled_from((None, 2.0)), "TextEmbedding.position": absolute, "Vectors.position": absolute,
     "WaveformEmbedding.position": absolute, "SegmentEmbedding.position": absolute,
-    "SegmentEmbedding.size": st.integers(2, 6),  # of one sample each there would be more than ROOM
+    "SegmentEmbedding.size": st.integers(2, 6),  # with one sample per segment, there would be more than ROOM segments
     "TextEmbedding.segments": st.sampled_from((0, 2)), "SubwordBlocks.kernel": st.sampled_from((0, 1, 5)),
     "Numbering.first": KEPT, "WithoutToken.token": st.just(1), "TextEmbedding.order": st.permutations(STEPS),
     "TextEmbedding.unseen": KEPT, "GlobalTextEmbedding.global_tokens": st.sampled_from(("none", "first")),
     "TreeDepth.scheme": absolute, "Concatenated.scheme": absolute,
-    "Summed.parts": lambda draw, place: [absolute(draw, place) for _ in range(2)],
+    "Summed.parts": lambda draw, slot: [absolute(draw, slot) for _ in range(2)],
     "Sinusoidal.length": st.sampled_from((ROOM, 4)), "Sinusoidal2D.rows": st.just(12),
     "Sinusoidal2D.columns": st.just(8), "Sinusoidal2D.prefix": st.integers(0, 1),
     "Binary.bits": st.sampled_from((7, 8)),
-    "BlockSparseAttention.mask": lambda draw, place: mask(draw, place) if place.writes else OMITTED,
+    "BlockSparseAttention.mask": lambda draw, slot: mask(draw, slot) if slot.writes else OMITTED,
     "Learned.offset": st.integers(0, 2), "Convolutional.groups": st.sampled_from((1, 2)),
     "Sinusoidal.offset": st.integers(0, 2), "DynamicScaling.length": st.sampled_from((ROOM, 8)),
     "LongScaling.length": st.sampled_from((ROOM, 8)), "LongScaling.short": st.just((1.5,)),
@@ -406,16 +404,16 @@ FIELDS: dict[str, Any] = {
     "Convolutions.layers": convolutions(1), "ConvolutionEmbedding.layers": convolutions(2, mixes=False),
     "ConvolutionEmbedding.image_size": st.just(list(IMAGE)), "ConvolutionEmbedding.pool": st.sampled_from((None, 1, 3)),
     "LayersDown.layers": convolutions(2), "LayersDown.pool": st.sampled_from((None, 1, 3)),
-    "LayersDown.width": lambda draw, place: 2 * place.width,
-    "ResidualDown.layers": convolutions(2), "ResidualDown.width": lambda draw, place: 2 * place.width,
-    "ResidualDown.skip": lambda draw, place: {**fields(draw, "Convolution", place), "width": None, "stride": 2},
+    "LayersDown.width": lambda draw, slot: 2 * slot.width,
+    "ResidualDown.layers": convolutions(2), "ResidualDown.width": lambda draw, slot: 2 * slot.width,
+    "ResidualDown.skip": lambda draw, slot: {**fields(draw, "Convolution", slot), "width": None, "stride": 2},
     "KLEmbedding.image_size": st.just(list(IMAGE)), "KLEmbedding.groups": st.sampled_from((1, 2)),
     "KLEmbedding.widths": st.sampled_from(([8], [6, 8])), "KLEmbedding.blocks": st.integers(1, 2),
     "ConvEmbedding.image_size": st.just(list(IMAGE)),
     "ConvEmbedding.widths": st.sampled_from(([8], [6, 8])), "ConvEmbedding.kernel": st.sampled_from((3, 1)),
     "WaveformEmbedding.stem": stem, "SpecAugment.time_span": st.integers(1, 2),
     "SpecAugment.channel_span": st.integers(1, 2), "SpecAugment.active": KEPT, "LayerMix.rest": KEPT,
-    "TextOnly.rest": KEPT, "Sublayer.normed_skip": lambda draw, place: draw(st.integers(0, 9)) == 9,
+    "TextOnly.rest": KEPT, "Sublayer.normed_skip": lambda draw, slot: draw(st.integers(0, 9)) == 9,
     "Stack.layers": lambda d, p: OMITTED, "Stack.pattern": KEPT, "Stack.order": KEPT,
     "Stack.depth": lambda d, p: OMITTED, "Stack.project": st.sampled_from((None, None, None, 8)),
     "ConvolutionAdapter.depth": st.integers(0, 1), "Merge.pre_norm": KEPT,
@@ -425,7 +423,7 @@ FIELDS: dict[str, Any] = {
     "SubsampledSpectrogram.depth": st.integers(1, 3),
     "XVectorHead.widths": st.just([8, 10]), "XVectorHead.kernels": st.sampled_from(([2, 1], [1, 2])),
     "XVectorHead.dilations": st.just([1, 1]), "XVectorHead.margin": KEPT,
-    "ContrastHead.features": lambda draw, place: place.features + (place.careless and draw(st.booleans())),
+    "ContrastHead.features": lambda draw, slot: slot.features + (slot.careless and draw(st.booleans())),
     "ContrastHead.negatives": st.integers(1, 4), "ContrastHead.temperature": KEPT, "ContrastHead.diversity": KEPT,
     "Quantizer.codes": st.integers(2, 6), "Quantizer.temperature": KEPT,
     "Normal.std": st.sampled_from((0.1, 0.02)), "Normal.mean": KEPT, "Uniform.low": st.just(-0.1),
@@ -436,90 +434,90 @@ FIELDS: dict[str, Any] = {
     "ProductKeyMemory.query_width": st.sampled_from((4, 8)),
     "Convolving.causal": causal,
     "PoolingAttention.bias": st.sampled_from(("qkvo", "", "qv")),
-    "TokenLearner.mixer": lambda draw, place: without(
-        fields(draw, "Attention", dataclasses.replace(place, memory=False)), "position"),
-    # of few random features sums of weights may be near zero, and what is divided by them as large as it likes
+    "TokenLearner.mixer": lambda draw, slot: without(
+        fields(draw, "Attention", dataclasses.replace(slot, memory=False)), "position"),
+    # with few random features, sums of weights may be near zero, and quotients arbitrarily large
     "RandomFeatures.count": st.just(256),
-    "LinearAttention.gate": lambda draw, place: place.writes and draw(st.booleans()),
+    "LinearAttention.gate": lambda draw, slot: slot.writes and draw(st.booleans()),
     "LSHAttention.chunk": st.sampled_from((2, 4, 16)), "LSHAttention.buckets": st.sampled_from(([4], [2, 2])),
     "LSHAttention.causal": causal, "LSHAttention.own_bucket": causal, "LSHAttention.bias": st.booleans(),
-    "LSHAttention.after": lambda draw, place: 0 if place.writes else draw(st.integers(0, 1)),
+    "LSHAttention.after": lambda draw, slot: 0 if slot.writes else draw(st.integers(0, 1)),
     "LSHAttention.longest": KEPT, "LSHAttention.rotations": st.sampled_from(("saved", 3)),
     "loose": KEPT, "multiple": KEPT,  # as published, in tests/families/test_reformer.py
     "ChunkAttention.chunk": st.sampled_from((2, 4, 16)), "ChunkAttention.causal": causal,
-    "ChunkAttention.ring": lambda draw, place: not place.writes and draw(st.booleans()),
+    "ChunkAttention.ring": lambda draw, slot: not slot.writes and draw(st.booleans()),
     "Stack.shows": st.sampled_from(("inputs", "outputs", "stream")),
     "RoutingAttention.clusters": st.sampled_from((2, 4)), "RoutingAttention.window": st.sampled_from((2, 3, 16)),
-    # every pass of training moves the centres, and lines compare several: tests/parts/attention/test_routing.py
+    # training passes move the centres, but some checks compare several passes: tests/parts/attention/test_routing.py
     "RoutingAttention.decay": st.just(1.0), "RoutingAttention.causal": causal,
     "SinkhornAttention.block": st.sampled_from((3, 4, 16)),
     "RecurrentAttention.segment": st.sampled_from((2, 4)), "RecurrentAttention.kept": st.sampled_from((0, 2)),
     "RecurrentAttention.compressed": st.sampled_from((0, 2)), "RecurrentAttention.rate": st.sampled_from((1, 2)),
-    "RecurrentAttention.position": lambda draw, place: fields(draw, "RelativeSinusoids", place),
+    "RecurrentAttention.position": lambda draw, slot: fields(draw, "RelativeSinusoids", slot),
     "cutoffs": st.just([10, 25]), "widths": st.sampled_from(([8, 4, 2], [4, 4, 16])), "AdaptiveTokens.width": KEPT,
     "AdaptiveHead.bias": KEPT, "AdaptiveHead.offset": KEPT,
     "MixtureHead.offset": KEPT, "LayerMix.count": KEPT,
-    "Perceiver.stack": lambda draw, place: OMITTED, "Perceiver.width": KEPT, "Write.position": writing,
+    "Perceiver.stack": lambda draw, slot: OMITTED, "Perceiver.width": KEPT, "Write.position": writing,
     "Look.bias": st.sampled_from(("qkvo", "", "v")), "Write.count": st.just(ROOM),
     "value_width": st.sampled_from((4, 8)), "Perceiver.rounds": st.integers(1, 2),
-    "BranchedConvolution.out": lambda draw, place: fields(draw, "Convolved", place),
-    # one that texts do not have, so that the first op is for what stands before the other
+    "BranchedConvolution.out": lambda draw, slot: fields(draw, "Convolved", slot),
+    # no text contains the first token, so its op handles the tokens before the second
     "LanguageSpecific.tokens": st.sampled_from(([VOCABULARY, 3], [3])),
 } | grids.FIELDS  # fmt: skip
 
 # -- blocks, stacks, models -------------------------------------------------------------------------------------------
 
 
-def sublayer(draw: Draw, place: Place, **given: Any) -> dict[str, Any]:
-    made = fields(draw, "Sublayer", place) | given
-    if not place.careless and not refused(made["op"]) and getattr(decode(made["op"]), "reshapes", False):
+def sublayer(draw: Draw, slot: Slot, **given: Any) -> dict[str, Any]:
+    made = fields(draw, "Sublayer", slot) | given
+    if not slot.careless and not refused(made["op"]) and getattr(decode(made["op"]), "reshapes", False):
         made["skip"] = grids.skip(draw)
-    return made if place.careless or made.get("pre_norm") else without(made, "normed_skip")
+    return made if slot.careless or made.get("pre_norm") else without(made, "normed_skip")
 
 
 def without(made: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in made.items() if name not in names}
 
 
-def block(draw: Draw, place: Place, cross: bool = False) -> dict[str, Any]:
-    """One to three steps, at times two of them side by side."""
-    steps = {name: sublayer(draw, place) for name in ("first", "second", "third")[: draw(st.integers(1, 3))]}
+def block(draw: Draw, slot: Slot, cross: bool = False) -> dict[str, Any]:
+    """One to three steps; sometimes two of them are parallel."""
+    steps = {name: sublayer(draw, slot) for name in ("first", "second", "third")[: draw(st.integers(1, 3))]}
     if cross:
-        looks = without(fields(draw, "Attention", place), "mask", "position")
-        steps["cross"] = sublayer(draw, place, op=looks | {"memory": True})
-    shaped = any(step.get("skip") for step in steps.values()) and not place.careless
+        looks = without(fields(draw, "Attention", slot), "mask", "position")
+        steps["cross"] = sublayer(draw, slot, op=looks | {"memory": True})
+    shaped = any(step.get("skip") for step in steps.values()) and not slot.careless
     if len(steps) > 1 and draw(st.integers(0, 3)) == 3 and not shaped:
         side = {name: steps.pop(name) for name in list(steps)[-2:]}
-        if not place.careless:
+        if not slot.careless:
             side = {name: without(step, "out_norm", "normed_skip") for name, step in side.items()}
         steps["side"] = {"kind": "Parallel", **side}
     return {"kind": "Block", **steps}
 
 
 def reversible(made: dict[str, Any]) -> dict[str, Any]:
-    """The same block on two streams, where its steps can be undone."""
+    """The same block on two streams, if its steps can be inverted."""
     steps = {name: without(step, "out_norm", "normed_skip") if isinstance(step, dict) else step
              for name, step in made.items()}  # fmt: skip
     made = steps | {"kind": "Reversible"}
     return steps if refused(made) else made
 
 
-def stack(draw: Draw, place: Place) -> dict[str, Any]:
-    cross = place.memory and (not place.careless or draw(st.booleans()))
-    made = fields(draw, "Stack", place) | {"depth": draw(st.integers(1, 3))}
+def stack(draw: Draw, slot: Slot) -> dict[str, Any]:
+    cross = slot.memory and (not slot.careless or draw(st.booleans()))
+    made = fields(draw, "Stack", slot) | {"depth": draw(st.integers(1, 3))}
     if draw(st.integers(0, 2)) == 2:
-        made["layers"] = {name: block(draw, place, cross) for name in "ab"}
+        made["layers"] = {name: block(draw, slot, cross) for name in "ab"}
         made["pattern"] = draw(st.sampled_from((["a", "b"], ["b", "a", "a"])))
     else:
-        made["layers"] = block(draw, place, cross)
+        made["layers"] = block(draw, slot, cross)
     if draw(st.integers(0, 9)) == 9:
         made["order"] = [*range(made["depth"]), 0]
-    if (place.reshapes or place.writes) and draw(st.integers(0, 5)) == 5:  # others follow inner stacks
+    if (slot.reshapes or slot.writes) and draw(st.integers(0, 5)) == 5:  # not for stacks that are followed by others
         kinds = made["layers"] if made.get("pattern") else {"": made["layers"]}
         twice = {name: reversible(each) for name, each in kinds.items()}
         if all(each["kind"] == "Reversible" for each in twice.values()):
             made["layers"] = twice if made.get("pattern") else twice[""]
-    return made if place.careless or not refused(made) else without(made, "position", "order", "layer_drop", "neck")
+    return made if slot.careless or not refused(made) else without(made, "position", "order", "layer_drop", "neck")
 
 
 def refused(made: dict[str, Any]) -> bool:
@@ -530,40 +528,40 @@ def refused(made: dict[str, Any]) -> bool:
     return False
 
 
-def encoder(draw: Draw, place: Place) -> dict[str, Any]:
-    """A stack, or several: on coarser grids of an image, on shorter texts."""
-    several = "Funnel" if place.source != "pixel_values" else "Stack" if "a video" in place.gives else "Stages"
+def encoder(draw: Draw, slot: Slot) -> dict[str, Any]:
+    """One stack, or several: on coarser grids of an image, or on shorter texts."""
+    several = "Funnel" if slot.source != "pixel_values" else "Stack" if "a video" in slot.gives else "Stages"
     kind = draw(st.sampled_from(("Stack", "Stack", "Stack", several, "Perceiver")))
     if kind == "Perceiver":
-        return perceiver(draw, place)
+        return perceiver(draw, slot)
     if kind == "Stack":
-        return stack(draw, dataclasses.replace(place, reshapes=True))
+        return stack(draw, dataclasses.replace(slot, reshapes=True))
     if kind == "Stages":
-        return {"kind": "Stages", "stages": [stack(draw, place), stack(draw, dataclasses.replace(
-            place, width=2 * place.width))], "down": [part(draw, Part.kinds["Down"], place)]}  # fmt: skip
-    place = dataclasses.replace(place, shortened=True)
-    made = {"kind": "Funnel", "stages": [stack(draw, place) for _ in range(draw(st.integers(1, 2)))]}
-    return made | {"pool": fields(draw, "Halve", place)} | ({"top": stack(draw, place)} if draw(st.booleans()) else {})
+        return {"kind": "Stages", "stages": [stack(draw, slot), stack(draw, dataclasses.replace(
+            slot, width=2 * slot.width))], "down": [part(draw, Part.kinds["Down"], slot)]}  # fmt: skip
+    slot = dataclasses.replace(slot, shortened=True)
+    made = {"kind": "Funnel", "stages": [stack(draw, slot) for _ in range(draw(st.integers(1, 2)))]}
+    return made | {"pool": fields(draw, "Halve", slot)} | ({"top": stack(draw, slot)} if draw(st.booleans()) else {})
 
 
-def perceiver(draw: Draw, place: Place) -> dict[str, Any]:
-    """Latents know nothing of what was read but what they saw."""
-    width = draw(st.sampled_from((None, 2 * place.width)))
-    inner = dataclasses.replace(place, width=width or place.width, shortened=True, gives=())
+def perceiver(draw: Draw, slot: Slot) -> dict[str, Any]:
+    """Latents have no token ids, grid or other properties of the input."""
+    width = draw(st.sampled_from((None, 2 * slot.width)))
+    inner = dataclasses.replace(slot, width=width or slot.width, shortened=True, gives=())
     made = fields(draw, "Perceiver", inner) | {"width": width, "stack": without(stack(draw, inner), "neck", "project")}
     if made.get("rounds", 1) > 1:
         made["stack"] = without(made["stack"], "norm")
     made |= {"reread": made.get("rounds", 1) > 1 and made.get("reread", False)}
-    if not place.careless and draw(st.integers(0, 3)):
-        made["write"] = without(fields(draw, "Write", place), "count", "width")
+    if not slot.careless and draw(st.integers(0, 3)):
+        made["write"] = without(fields(draw, "Write", slot), "count", "width")
     return made
 
 
-def embedding(draw: Draw, place: Place, source: str | None) -> dict[str, Any]:
-    """Any of those that read one thing: text, vectors, pixels, sound or episodes."""
+def embedding(draw: Draw, slot: Slot, source: str | None) -> dict[str, Any]:
+    """An embedding of text, vectors, pixels, audio or episodes."""
     source = source or draw(st.sampled_from(SOURCES))
     names = [name for name in kinds(Embedding) if source_of(name) == source and name not in NEVER_DRAWN]
-    made = fields(draw, choose(draw, names), place)
+    made = fields(draw, choose(draw, names), slot)
     return grids.patches(draw, made) if source == "pixel_values" else made
 
 
@@ -571,61 +569,61 @@ def source_of(name: str) -> str:
     return Part.kinds[name].inputs[0]  # type: ignore[attr-defined]
 
 
-def reading(place: Place, embedding: dict[str, Any]) -> Place:
+def reading(slot: Slot, embedding: dict[str, Any]) -> Slot:
     source = source_of(embedding["kind"])
-    place = dataclasses.replace(place, patch=embedding.get("patch_size"))
+    slot = dataclasses.replace(slot, patch=embedding.get("patch_size"))
     try:
         made = decode(embedding)
-        return dataclasses.replace(place, source=source, gives=made.gives, features=getattr(made, "features", 8))
-    except ValueError:  # it is refused, and with it the model
-        return dataclasses.replace(place, source=source)
+        return dataclasses.replace(slot, source=source, gives=made.gives, features=getattr(made, "features", 8))
+    except ValueError:  # the model will be refused too
+        return dataclasses.replace(slot, source=source)
 
 
-def head(draw: Draw, place: Place) -> dict[str, Any]:
-    """Any, and often one that few embeddings serve."""
-    names = [name for name in fitting(kinds(Head), place) if name not in NEVER_DRAWN]
+def head(draw: Draw, slot: Slot) -> dict[str, Any]:
+    """Any head; in half of the cases one with requirements that few embeddings meet."""
+    names = [name for name in fitting(kinds(Head), slot) if name not in NEVER_DRAWN]
     choosy = [name for name in names if needs(name)]
-    return fields(draw, choose(draw, choosy if choosy and draw(st.booleans()) else names), place)
+    return fields(draw, choose(draw, choosy if choosy and draw(st.booleans()) else names), slot)
 
 
-def init(draw: Draw, place: Place) -> dict[str, Any]:
-    """How weights start: at times one kind of matrix otherwise than the rest."""
+def init(draw: Draw, slot: Slot) -> dict[str, Any]:
+    """The initialisers; sometimes one group of matrices differs from the rest."""
     made = {"*": {"kind": "Normal", "std": 0.1}}
     if draw(st.integers(0, 4)) < 4:
         return made
     names = [name for name in kinds(Initializer) if name not in NEVER_DRAWN]
     pattern = draw(st.sampled_from(("*.o.weight", "*.up.weight", "*.tokens.weight", "head.out.weight")))
-    return {pattern: fields(draw, choose(draw, names), place), **made}
+    return {pattern: fields(draw, choose(draw, names), slot), **made}
 
 
 def _model(draw: Draw, source: str | None = None) -> dict[str, Any]:
     shapes = ("DecoderModel", "EncoderModel", "EncoderDecoderModel")
     shape = "EncoderModel" if source is not None else draw(st.sampled_from(shapes))
     heads = draw(st.sampled_from((2, 1, 4)))
-    place = Place(width=heads * draw(st.sampled_from((8, 12, 16)) if heads < 4 else st.sampled_from((4, 8, 12))),
+    slot = Slot(width=heads * draw(st.sampled_from((8, 12, 16)) if heads < 4 else st.sampled_from((4, 8, 12))),
                   heads=heads, careless=draw(st.sampled_from(range(10))) == 5)  # fmt: skip
-    made: dict[str, Any] = {"kind": shape, "width": place.width, "init": init(draw, place)}
+    made: dict[str, Any] = {"kind": shape, "width": slot.width, "init": init(draw, slot)}
     if shape != "EncoderModel" and draw(st.integers(0, 9)):
         source = "input_ids"
-    made["embedding"] = embedding(draw, place, source)
-    place = reading(place, made["embedding"])
+    made["embedding"] = embedding(draw, slot, source)
+    slot = reading(slot, made["embedding"])
     if shape != "DecoderModel":
-        made["encoder"] = (encoder if shape == "EncoderModel" else stack)(draw, place)
+        made["encoder"] = (encoder if shape == "EncoderModel" else stack)(draw, slot)
     if shape != "EncoderModel":
         memory = shape == "EncoderDecoderModel" or draw(st.integers(0, 9)) == 9
-        place = dataclasses.replace(place, writes=True, memory=memory)
+        slot = dataclasses.replace(slot, writes=True, memory=memory)
         if shape == "EncoderDecoderModel":
-            made["decoder_embedding"] = embedding(draw, place, "input_ids")
-            place = reading(place, made["decoder_embedding"])
-        made["decoder"] = stack(draw, place)
+            made["decoder_embedding"] = embedding(draw, slot, "input_ids")
+            slot = reading(slot, made["decoder_embedding"])
+        made["decoder"] = stack(draw, slot)
     if shape != "EncoderModel" and draw(st.integers(0, 3)):
-        made["head"] = fields(draw, "LMHead", place)
+        made["head"] = fields(draw, "LMHead", slot)
     elif draw(st.integers(0, 5)):
-        made["head"] = head(draw, place)
-    if made.get("head", {}).get("kind") == "LMHead" and place.source == "input_ids" and draw(st.booleans()):
+        made["head"] = head(draw, slot)
+    if made.get("head", {}).get("kind") == "LMHead" and slot.source == "input_ids" and draw(st.booleans()):
         reads = "decoder_embedding" if shape == "EncoderDecoderModel" else "embedding"
         tokens = made[reads]["tokens"]
-        if place.careless or (tokens["kind"] == "Tokens" and tokens.get("width") is None):
+        if slot.careless or (tokens["kind"] == "Tokens" and tokens.get("width") is None):
             made["ties"] = [["head.out.weight", f"{reads}.tokens.weight"]]
     return made
 
@@ -633,17 +631,17 @@ def _model(draw: Draw, source: str | None = None) -> dict[str, Any]:
 OPS = kinds(Op)
 SOURCES = sorted(set(map(source_of, kinds(Embedding))))
 
-OWN = "how a Part starts weights of its own: it comes with each one that is drawn"
-AGAIN = "of an autoencoder, a shape of its own without layers: tests/models/test_autoencoder.py"
-BOTH = "models, each of which is drawn by itself, and their cosine: the catalogue's suite has them, or their families'"
-SIDES = "widths that add up to that of the one place where it stands: tests/parts/position/test_absolute.py"
-ORDER = "a stack and the one embedding that it needs, for inputs of their own: test_two_streams.py, the catalogue"
-SPANS = "gives places, and as many of them as a text must have: test_xlnet.py, and the catalogue's suite"
-FED = "a decoder and towers, each of which is drawn by itself, and a place for the one in the other: as above"
+OWN = "the initialiser of one Part, which uses it whenever it is drawn"
+AGAIN = "for autoencoders, which have no layers: tests/models/test_autoencoder.py"
+BOTH = "combines models that are drawn separately; tested by the catalogue's suite or in their families"
+SIDES = "its widths must add up to the model's width: tests/parts/position/test_absolute.py"
+ORDER = "a stack that needs one particular embedding and its inputs: test_two_streams.py, the catalogue's suite"
+SPANS = "returns positions, for which a text must have enough tokens: test_xlnet.py, the catalogue's suite"
+FED = "a decoder and towers that are drawn separately; tested by the catalogue's suite or in their families"
 NEVER_DRAWN = {
     **{name: OWN for name in kinds(Initializer) if Part.kinds[name].__module__ != Initializer.__module__},
     "AxialLearned": SIDES,
-    "TransparentAttention": "reads a memory as wide as all layers together: test_weighted_transformer.py",
+    "TransparentAttention": "its memory is as wide as all layers together: test_weighted_transformer.py",
     **dict.fromkeys(("TwoTowerModel", "SimilarityHead", "ThreeTowerModel", "SpacesHead"), BOTH),
     **dict.fromkeys(
         (

@@ -1,4 +1,4 @@
-"""What every description that builds must keep, by its line in BEHAVIOUR.md."""
+"""Checks of the behaviour of every description that builds, named after the lines of BEHAVIOUR.md."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ from anyformer.transforms.recompute import recompute
 from architectures.generator import LENGTH, SAMPLES
 
 PADS = 32
-STEPS = 4  # of an episode, or pairs of a function
-SPECIAL, SPECIAL_PLACE = 3, 4  # the token that speaks for a text, or ends a question, and where it stands
+STEPS = 4  # steps of an episode, or (x, y) pairs of a function
+SPECIAL, SPECIAL_INDEX = 3, 4  # token that represents a text or ends a question, and its index
 
 
 def inputs_of(spec: Any, batch: int = 3, labels: bool = False) -> dict[str, Any]:
-    """Inputs of the right names and shapes for any description."""
+    """Random inputs of any description."""
     generator = torch.Generator().manual_seed(1)
     out: dict[str, Any] = {}
     name, shape = spec.embedding.inputs[0], (batch, LENGTH)
@@ -98,44 +98,44 @@ def inputs_of(spec: Any, batch: int = 3, labels: bool = False) -> dict[str, Any]
 
 
 def labels_of(spec: Any, inputs: dict[str, Any], generator: torch.Generator) -> dict[str, Any]:
-    """Random ones, as many as come out."""
+    """Random labels with the shapes of the outputs."""
     with torch.no_grad():
         out = random_model(spec)(**inputs, **({"use_cache": False} if is_causal(spec) else {}))
     if isinstance(spec.head, PixelHead):  # a stride that does not fill the image has no loss, as published
         return make_labels(spec, 3, inputs, generator) if out[0].shape == inputs["pixel_values"].shape else {}
     first = next(v for v in out.values() if v.dim())  # a loss that needs no labels is a number
     logits = next((v for name, v in out.items() if name.endswith("logits")), first)
-    if isinstance(spec.head, ContrastHead):  # what made frames fewer left none to compare, as published
+    if isinstance(spec.head, ContrastHead):  # if an adapter shortens the frames, none can be compared, as published
         labels = make_labels(spec, 3, inputs, generator)
         return labels if labels["mask_time_indices"].shape == out[0].shape[:2] else {}
     if isinstance(spec.head, FrameHead):
         return {"labels": torch.rand(logits.shape, generator=generator)}
     if isinstance(spec.head, ClassifyHead) and spec.head.num_labels == 1:
-        return {"labels": torch.rand(len(logits), generator=generator)}  # a number
+        return {"labels": torch.rand(len(logits), generator=generator)}  # regression
     tokens = torch.zeros(logits.shape[:2], dtype=torch.long)
     labels = make_labels(spec, len(logits), {**inputs, "input_ids": tokens, "decoder_input_ids": tokens}, generator)
-    if isinstance(spec.head, LMHead) and tokens.shape[1] < 3:  # so few that each counts; of one there is no next
+    if isinstance(spec.head, LMHead) and tokens.shape[1] < 3:  # label all tokens; a single token has no next one
         labels = {name: value.clamp(min=0) for name, value in labels.items()} if tokens.shape[1] > 1 else {}
-    if isinstance(spec.head, QuestionHead):  # an answer stands behind the question
-        labels = {name: places.clamp(min=SPECIAL_PLACE + 1) for name, places in labels.items()}
+    if isinstance(spec.head, QuestionHead):  # the answer is after the question
+        labels = {name: places.clamp(min=SPECIAL_INDEX + 1) for name, places in labels.items()}
     return labels
 
 
 def ids(embedding: Any, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     found = torch.randint(5, embedding.tokens.vocab_size, shape, generator=generator)
-    found[..., SPECIAL_PLACE] = SPECIAL
+    found[..., SPECIAL_INDEX] = SPECIAL
     return found
 
 
 @functools.lru_cache(maxsize=1)
 def fresh_model(spec: Any) -> Any:
-    """As training finds it; no line changes its weights."""
+    """An initialised model; no check may change its weights."""
     return af.build(spec, seed=3)
 
 
 @functools.lru_cache(maxsize=1)
 def random_model(spec: Any) -> Any:
-    """Every weight random, so that none at 0 or 1 hides a mistake; the same one for all lines."""
+    """A model with random weights, since weights of 0 or 1 could hide a mistake. All checks share it."""
     model = af.build(spec, seed=0).eval()
     randomise(model)
     return model
@@ -152,32 +152,32 @@ def run(model: Any, inputs: dict[str, Any], kernel: str = "auto", **more: Any) -
 
 
 def written(spec: Any) -> str:
-    """The name of the input that a model writes."""
+    """The name of the input that generation extends."""
     return "decoder_input_ids" if is_encoder_decoder(spec) else spec.embedding.inputs[0]
 
 
 def lives(spec: Any) -> bool:
-    """An episode is read, or a function's values: several inputs a step."""
+    """Whether the model reads several inputs per step: an episode, or the points of a function."""
     return len(spec.embedding.row(1, 1)) > 1 and "a condition" not in spec.embedding.gives
 
 
 def mixes(spec: Any) -> bool:
-    """Whether a token sees others."""
+    """Whether a token sees other tokens."""
     return spec.pair or (spec.decoder if is_causal(spec) else spec.encoder).sees != "itself"
 
 
 def shortens(spec: Any) -> bool:
-    """Whether a few tokens are left in the end, of what was read."""
+    """Whether the model has fewer output vectors than input tokens."""
     return any(isinstance(part, (Stages, Funnel, Skip, Perceiver)) for _, part in walk(spec))
 
 
 def learns(model: Any) -> bool:
-    """Whether there is anything in it that could."""
+    """Whether the model has trainable parameters."""
     return any(parameter.requires_grad for parameter in model.parameters())
 
 
-def beside(spec: Any, inputs: dict[str, Any]) -> list[str]:
-    """The names of what runs along the text that a model writes, or the episode it reads."""
+def extra_inputs(spec: Any, inputs: dict[str, Any]) -> list[str]:
+    """The names of inputs with one value per token, in addition to `written(spec)`."""
     if is_encoder_decoder(spec):
         return []
     along = (*TOKEN_LABELS, "global_attention_mask", *(spec.embedding.inputs[1:] if lives(spec) else ()))
@@ -188,13 +188,16 @@ def beside(spec: Any, inputs: dict[str, Any]) -> list[str]:
 
 
 def n1_nothing_of_the_future(model: Any) -> None:
-    """N1 and P1."""
+    """N1 and P1: later inputs do not change earlier outputs."""
     spec = model.spec
     if not spec.writes:
         return
     inputs, name = inputs_of(spec, batch=1), written(spec)
     tokens = inputs[name].shape[1]
-    at, other = tokens // 2, {each: inputs[each].clone() for each in (name, *(beside(spec, inputs) * lives(spec)))}
+    at, other = (
+        tokens // 2,
+        {each: inputs[each].clone() for each in (name, *(extra_inputs(spec, inputs) * lives(spec)))},
+    )
     for each, value in other.items():
         later = value[:, at:]
         changed = -later if later.is_floating_point() else torch.where(later == 6, 7, 6) if each == name else later * 0
@@ -221,7 +224,7 @@ TOKEN_INPUTS = ("input_ids", "attention_mask", *TOKEN_LABELS, "global_attention_
 
 
 def pad(inputs: dict[str, Any], where: str, names: tuple[str, ...], token: int = 0) -> dict[str, Any]:
-    """The named inputs (..., T), `PADS` longer on one side."""
+    """Pad the named inputs (..., T) on one side, by `PADS` tokens."""
     pads = PADS // 3 if {"states", "points"} & {*names} else PADS
     widths = (pads, 0) if where == "left" else (0, pads)
     out = dict(inputs)
@@ -240,7 +243,7 @@ def pad(inputs: dict[str, Any], where: str, names: tuple[str, ...], token: int =
 
 def n4_pads_change_nothing(model: Any) -> None:
     spec = model.spec
-    image = "an image" in spec.embedding.gives  # which has no pads
+    image = "an image" in spec.embedding.gives  # images have no padding
     if "attention_mask" not in spec.embedding.inputs or image or not spec.embedding.hides:
         return
     inputs = inputs_of(spec)
@@ -270,9 +273,9 @@ def n4_pads_change_nothing(model: Any) -> None:
 
 
 def padded_prompts_go_on(model: Any) -> None:
-    """Three tokens after prompts of 4, 7 and 6, padded on either side, say what they do in each whole text."""
+    """The outputs of three tokens after padded prompts of 4, 7 and 6 tokens equal those in the whole texts."""
     inputs, name = inputs_of(model.spec), written(model.spec)
-    along = {n: inputs.pop(n) for n in (name, *beside(model.spec, inputs))}
+    along = {n: inputs.pop(n) for n in (name, *extra_inputs(model.spec, inputs))}
     full = run(model, {**inputs, **along})
     rows, lengths = torch.arange(3)[:, None], torch.tensor([[4], [7], [6]])
     for before in (0, 7 - lengths):  # pads
@@ -288,7 +291,7 @@ def padded_prompts_go_on(model: Any) -> None:
 
 
 def n7_packed_documents_are_texts(model: Any) -> None:
-    """Or the row is refused: what a mixer cannot keep apart it must not mix in silence."""
+    """Outputs of packed documents equal those of separate texts, or the model refuses packed rows."""
     spec = model.spec
     if "document_ids" not in model.inputs or isinstance(spec.head, MultipleChoiceHead) or shortens(spec):
         return
@@ -319,7 +322,7 @@ def padding_token(spec: Any) -> int:
 
 
 def loss_of(model: Any, inputs: dict[str, Any]) -> Tensor:
-    """The loss of the labels, or the distance of what comes out from something fixed."""
+    """The loss of the labels; without a loss, the squared distance of the outputs from fixed random targets."""
     routed = {"output_router_logits": True} if "output_router_logits" in model.inputs else {}
     out = model(**inputs, **routed)
     loss = out.loss if out.mc_loss is None else out.loss + out.mc_loss
@@ -355,8 +358,8 @@ def n8_seeds_recomputation_and_gradients(model: Any) -> None:
         close(recomputed[name], grad, 1e-6)
     _, learned = gradients(model, inputs)
     silent = {n for n, p in first.named_parameters() if p.requires_grad} - learned.keys() - grads.keys()
-    silent = {n for n in silent if not n.endswith(("mask_token", "mask_embedding"))}  # of what is hidden in training
-    silent -= {"decoder_embedding.languages.weight"}  # the languages of what is written are not given here
+    silent = {n for n in silent if not n.endswith(("mask_token", "mask_embedding"))}  # used only if inputs are masked
+    silent -= {"decoder_embedding.languages.weight"}  # the decoder's languages are not passed here
     assert not silent, f"no gradient: {sorted(silent)}"
     assert all(grad.isfinite().all() for grad in learned.values())
 
@@ -370,7 +373,7 @@ def g1_cached_decoding_is_no_cache(model: Any) -> None:
         return
     if isinstance(spec.head, MultipleChoiceHead):
         return
-    along = {n: inputs.pop(n) for n in (name, *beside(spec, inputs))}
+    along = {n: inputs.pop(n) for n in (name, *extra_inputs(spec, inputs))}
     full, tokens = run(model, {**inputs, **along}), along[name].shape[1]
     last = tokens - tokens // 4
     for state in (model.new_state(), model.new_state(3, capacity=LENGTH + 3)):
@@ -409,7 +412,7 @@ def l5_saved_is_loaded(model: Any, folder: Path) -> None:
     assert decode(encode(spec)) == spec
     af.save(model, folder)
     loaded = af.load(folder)
-    assert loaded.spec.replace(source=spec.source) == spec  # which says the dtype now
+    assert loaded.spec.replace(source=spec.source) == spec  # saving adds the dtype to it
     read = loaded.state_dict()
     for name, tensor in model.state_dict().items():
         assert torch.equal(read[name], tensor), f"{name} changed"
@@ -441,7 +444,7 @@ LINES: dict[str, Callable[..., None]] = {
     "N7": n7_packed_documents_are_texts, "N8": n8_seeds_recomputation_and_gradients,
     "G1": g1_cached_decoding_is_no_cache, "G2": g2_three_and_one_are_four, "L5": l5_saved_is_loaded, "T5": t5_learns,
 }  # fmt: skip
-COMPARED = ("N1", "N3", "N4", "N7", "G1")  # what a model says, with what it says otherwise
+COMPARED = ("N1", "N3", "N4", "N7", "G1")  # checks that compare outputs of two calls
 
 
 # -- declared exceptions ----------------------------------------------------------------------------------------------
@@ -449,51 +452,51 @@ COMPARED = ("N1", "N3", "N4", "N7", "G1")  # what a model says, with what it say
 
 @dataclasses.dataclass(frozen=True)
 class Excused:
-    """Lines that a Part cannot keep for a published reason."""
+    """Checks that a Part fails for a published reason."""
 
     kind: str
     lines: tuple[str, ...]
     reason: str
-    when: Callable[[Any, Any], bool] = lambda part, spec: True  # it, in a description
+    when: Callable[[Any, Any], bool] = lambda part, spec: True  # (part, description)
 
 
 EXCUSED = (
-    Excused("ConvolutionStem", ("N4",), "a group norm is over the whole row, pads and all, as published",
+    Excused("ConvolutionStem", ("N4",), "a group norm includes padding, as published",
             lambda part, _: part.norm == "group"),
-    Excused("ConvolutionModule", ("N4",), "the Conformer's taps reach pads beside a text, as first published",
+    Excused("ConvolutionModule", ("N4",), "the Conformer's convolution reads padding, as first published",
             lambda part, _: not (part.masked or part.causal) and part.kernel > 1),
-    Excused("ConvolutionModule", ("N4",), "a group norm is over the whole row, pads and all, as first published",
+    Excused("ConvolutionModule", ("N4",), "a group norm includes padding, as first published",
             lambda part, _: not (part.masked or part.causal) and isinstance(part.norm, RowNorm)),
-    Excused("NystromAttention", ("N3", "N4"), "landmarks are means over a whole row, and the published start of the"
+    Excused("NystromAttention", ("N3", "N4"), "landmarks are means over a whole row, and the published initial"
             " inverse is divided by a maximum over the batch", lambda part, _: part.landmarks < part.length),
-    Excused("NystromAttention", ("N4",), "the published convolution over the values reaches pads",
+    Excused("NystromAttention", ("N4",), "the published convolution over the values reads padding",
             lambda part, _: part.taps is not None and part.taps > 1),
-    Excused("DynamicScaling", ("N1", "N3", "N4", "G1", "G2"), "the base grows with the length of the text, so earlier"
-            " tokens turn otherwise once it is longer", lambda part, _: part.length < LENGTH + PADS),
-    Excused("LongScaling", ("N1", "N3", "N4", "G1", "G2"), "a longer text takes other factors, so earlier tokens turn"
-            " otherwise once it is longer", lambda part, _: part.length < LENGTH + PADS),
-    Excused("XVectorHead", ("N4",), "its taps reach pads beside the last frames, as published"),
-    Excused("ConvolutionAdapter", ("N4",), "its taps reach pads beside the last frames, as published",
+    Excused("DynamicScaling", ("N1", "N3", "N4", "G1", "G2"), "the base grows with the length of the text, so the"
+            " rotation of earlier tokens changes", lambda part, _: part.length < LENGTH + PADS),
+    Excused("LongScaling", ("N1", "N3", "N4", "G1", "G2"), "a longer text has different factors, so the rotation"
+            " of earlier tokens changes", lambda part, _: part.length < LENGTH + PADS),
+    Excused("XVectorHead", ("N4",), "its convolutions read padding after the last frames, as published"),
+    Excused("ConvolutionAdapter", ("N4",), "its convolutions read padding after the last frames, as published",
             lambda part, _: part.depth > 0 and part.kernel > 2),
-    Excused("CompressedAttention", ("N8",), "of fewer tokens than taps no key is made, and nothing is learnt of them",
+    Excused("CompressedAttention", ("N8",), "fewer tokens than the kernel size give no keys and no gradient",
             lambda part, spec: part.kernel > 2 and shortens(spec)),
-    Excused("TimeMix", ("N8",), "where one vector is left there is none before it that could decay",
+    Excused("TimeMix", ("N8",), "a single vector has no earlier one that could decay",
             lambda part, spec: shortens(spec)),
-    Excused("VideoEmbedding", ("N8",), "training leaves tokens out, so there are fewer of them than labels",
+    Excused("VideoEmbedding", ("N8",), "training drops tokens, so there are fewer tokens than labels",
             lambda part, spec: part.token_drop > 0 and isinstance(spec.head, (LMHead, TagHead))),
-    Excused("Pool", ("G1",), "the vector is that of one token, which a piece of a text may not have",
+    Excused("Pool", ("G1",), "it reads the vector of one token, which a part of a text may not contain",
             lambda part, _: part.take == "token"),
-    Excused("BlockSparseAttention", ("N4",), "blocks are cut from the row, pads and all, as published"),
-    Excused("Funnel", ("N4",), "the published pooling joins the neighbours of a row and leaves its last token out"),
-    Excused("MultipleChoiceHead", ("T5",), "told apart by a token that all choices have and that sees no other, they"
-            " are alike", lambda part, spec: part.pool.take == "token" and not mixes(spec)),
-    Excused("Summary", ("N4",), "published: the last place and the mean count pads too",
+    Excused("BlockSparseAttention", ("N4",), "blocks include padding, as published"),
+    Excused("Funnel", ("N4",), "the published pooling includes padding and drops the last token"),
+    Excused("MultipleChoiceHead", ("T5",), "all choices have the same token, which sees no other token, so their scores"
+            " are equal", lambda part, spec: part.pool.take == "token" and not mixes(spec)),
+    Excused("Summary", ("N4",), "published: the last vector and the mean include padding",
             lambda part, _: part.take != "first"),
 )  # fmt: skip
 
 
 def excused(spec: Any, excuses: Sequence[Excused] = EXCUSED) -> dict[str, str]:
-    """line -> reason, of the lines that a description need not keep."""
+    """{line: reason} of the checks that a description may fail."""
     return {
         line: rule.reason for _, part in walk(spec) for rule in excuses
         if type(part).__name__ == rule.kind and rule.when(part, spec) for line in rule.lines
@@ -501,8 +504,8 @@ def excused(spec: Any, excuses: Sequence[Excused] = EXCUSED) -> dict[str, str]:
 
 
 def check(line: str, spec: Any, folder: Path) -> None:
-    """AssertionError where a line does not hold. What rounding alone did is forgiven: outputs that differ in fp32 are
-    compared in double precision too, to the same tolerance."""
+    """Raise AssertionError if a check fails. Rounding errors do not count: outputs that differ in fp32 are compared
+    again in double precision, with the same tolerance."""
     try:
         LINES[line](random_model(spec), *([folder] if line == "L5" else []))
     except AssertionError:
@@ -513,8 +516,8 @@ def check(line: str, spec: Any, folder: Path) -> None:
 
 @torch.no_grad()
 def explodes(spec: Any) -> bool:
-    """Whether what comes out is not finite because numbers grew past 1e10 on the way. Layers without a norm may do so,
-    and where four such numbers are multiplied, as in a state space, fp32 ends."""
+    """Whether the outputs are not finite because intermediate values exceed 1e10. This can happen without norms: a
+    state space multiplies four such values, which exceeds the range of fp32."""
     model, largest = random_model(spec), [0.0]
 
     def listen(module: Any, args: Any, output: Any) -> None:
@@ -532,7 +535,7 @@ def explodes(spec: Any) -> bool:
 
 
 def broken(spec: Any, folder: Path, excuses: Sequence[Excused] = EXCUSED) -> str | None:
-    """The first line that a description breaks, and how."""
+    """The first check that a description fails, with the error; None if it passes all."""
     excused_lines = excused(spec, excuses)
     for line in LINES:
         if line in excused_lines:

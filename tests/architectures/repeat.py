@@ -1,4 +1,4 @@
-"""Checks one description, read from the standard input: python -m architectures.repeat [LINE ...] < spec.json"""
+"""Check one description from standard input: python -m architectures.repeat [LINE ...] < spec.json"""
 
 from __future__ import annotations
 

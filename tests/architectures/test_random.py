@@ -1,5 +1,5 @@
-"""Descriptions put together at random from every Part: each is refused in one line, or builds and keeps what every
-model must keep. A failure is shrunk to a small description and printed with the command that repeats it."""
+"""Random descriptions of all Parts: each is refused with one line, or builds and passes the checks of every model. A
+failing description is shrunk and printed with the command that repeats the check."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from architectures import generator
 from architectures.generator import NEVER_DRAWN, PARTS, SOURCES, _mentioned, concrete, description, kinds
 from architectures.lines import EXCUSED, LINES, broken, explodes, learns, random_model
 
-SHRINKING = 60  # seconds after the first failure in which a smaller one is looked for
+SHRINKING = 60  # seconds after the first failure to search for a smaller one
 COMMAND = "PYTHONPATH=src:tests:tests/families python -m architectures.repeat"
 
 
 class Enough(BaseException):
-    """Stops hypothesis, whatever it is doing."""
+    """Stops hypothesis, which does not catch BaseExceptions."""
 
 
 def search(number: int, count: int, folder: Path) -> Counter[str]:
-    """`count` descriptions of one seed: how many were right, and how many refused for what."""
+    """Check `count` descriptions of one seed. Return the number of right ones, and of refused ones by reason."""
     tally: Counter[str] = Counter()
-    wrong: list[tuple[str, str]] = []  # (description, what is wrong), the smallest so far alone
+    wrong: list[tuple[str, str]] = []  # [(smallest failing description, problem)], or empty
     started = 0.0
 
     def check(data: dict[str, Any]) -> None:
@@ -72,12 +72,12 @@ def search(number: int, count: int, folder: Path) -> Counter[str]:
 
 
 def reason(error: ValueError) -> str:
-    """A refusal without addresses and numbers, to be counted."""
+    """The message of a refusal without addresses and numbers, for counting."""
     return re.sub(r"\d+", "N", re.sub(r"^\w+(\.\w+)+: ", "", str(error).split(", got ")[0]))
 
 
 def badly_refused(error: ValueError) -> str | None:
-    """What is wrong with the way a description is refused: it takes one sentence of ours, not one of torch's."""
+    """The problem of a refusal that is not one line, or not from this package; None if it is fine."""
     text = str(error)
     if "\n" in text or not 15 < len(text) < 400 or "this description cannot be built" in text:
         return f"refused, but not in one helpful line: {text}"
@@ -96,9 +96,9 @@ def test_two_thousand_random_descriptions(number: int, tmp_path: Path, record_pr
     record_property("tally", dict(search(number, 100, tmp_path)))
 
 
-@pytest.mark.slow  # 90 seconds: it asks the generator, and no part of the package
+@pytest.mark.slow  # 90 seconds; it tests the generator, not the package
 def test_every_kind_of_part_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new Part is put into random descriptions as soon as it is there: some slot offers it, or it stands there."""
+    """Random descriptions contain every Part, or some slot could have drawn it."""
     wanted = {name for name, kind in Part.kinds.items() if concrete(kind) and kind.__module__.startswith(PARTS)}
     missing = wanted - NEVER_DRAWN.keys()
 
@@ -107,7 +107,7 @@ def test_every_kind_of_part_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
         return chosen(draw, names)
 
     def inner(name: str) -> list[str]:
-        """What stands in slots of a single kind: it comes along."""
+        """The Parts in slots of `name` that accept only one Part."""
         slots = [base for hint in hints(Part.kinds[name]).values() for base in _mentioned(hint)]
         return [found[0] for found in map(kinds, slots) if len(found) == 1]
 
@@ -137,7 +137,7 @@ def test_what_is_never_drawn_has_a_reason() -> None:
 
 
 def test_what_explodes_is_told_from_what_is_wrong() -> None:
-    """Three layers of state spaces without a norm reach 1e28 in fp32; with norms they stay small."""
+    """The outputs of three state-space layers without a norm reach 1e28 in fp32; with norms they are small."""
     state = {"kind": "DualState", "num_heads": 2, "taps": 4, "step_low": 1.0, "norm": {"kind": "BatchNorm"}}
     layer = {
         "kind": "Block", "first": {"kind": "Sublayer", "op": state},
@@ -177,7 +177,7 @@ def encoder(embedding: Any, op: Any, neck: Any = None, head: Any = None) -> Any:
     ("N4", encoder(TEXT, NYSTROM)), ("N4", encoder(SOUND, MLP, ADAPTER)), ("T5", encoder(TEXT, MLP, head=CHOICE)),
 ])  # fmt: skip
 def test_lines_see_what_they_are_for(line: str, spec: Any, tmp_path: Path) -> None:
-    """A description that is known to break a line is found, where it is not excused from it."""
+    """Descriptions that are known to fail a check do fail it, if they are not excused."""
     assert broken(spec, tmp_path) is None
     assert (broken(spec, tmp_path, excuses=()) or "").startswith(line)
 

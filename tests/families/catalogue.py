@@ -97,7 +97,7 @@ def every_case() -> list[Case]:
 
 @functools.cache
 def cases() -> list[Case]:
-    """Return the cases of the suite: all, or with a limit the first of each class and those of STANDS_FOR."""
+    """Return the cases of the suite: all, or with a limit the first of each class and the cases in STANDS_FOR."""
     first = {case.architecture: case.id for case in reversed(every_case())}
     return [case for case in every_case() if not FAST or case.id == first[case.architecture] or case.id in QUICK]
 
@@ -406,7 +406,7 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
 
 @contextlib.contextmanager
 def warnings_of(library: str) -> Iterator[list[str]]:
-    """Record what a library logs, from warnings on. (pytest's plugin for this costs a millisecond per test.)"""
+    """Record a library's warnings and errors. (pytest's plugin for this costs a millisecond per test.)"""
     found: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Checks of diffusers models in addition to those of every family."""
+"""Additional checks of diffusers models."""
 
 from __future__ import annotations
 

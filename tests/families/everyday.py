@@ -94,7 +94,7 @@ def states(spec: Any) -> frozenset[tuple[str, str]]:
 
 
 def enough(news: Mapping[str, Collection[Any]]) -> set[str]:
-    """Return few of these cases that together show everything that any case shows: first those of STANDS_FOR that show
+    """Return few of these cases that together show everything that any case shows: first cases of STANDS_FOR that show
     something new, then repeatedly the case that adds most."""
     left = {new for each in news.values() for new in each}
     found: set[str] = set()

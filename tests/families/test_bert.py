@@ -1,4 +1,4 @@
-"""What published BERT folders contain that current classes do not write: old names, leftovers, a bias under two
+"""Published BERT folders with content that current classes do not write: old names, leftovers, a bias under two
 names."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""T-DMCA: no class is published. Oracles are the formula written out, and plain attention if nothing is left out. The
+"""T-DMCA: no class is published. Oracles are the formula written out, and plain attention if nothing is compressed. The
 lines of BEHAVIOUR.md that the catalogue-wide suite checks for other decoders are checked here."""
 
 from __future__ import annotations
@@ -311,7 +311,7 @@ def test_the_published_shape() -> None:
     spec = af.spec("t-dmca")
     assert [spec.decoder.layer(i) is spec.decoder.layers[k] for i, k in enumerate(
         ("local", "compressed", "local", "compressed", "local"))] == [True] * 5  # fmt: skip
-    # 5 layers of (4 projections, 2 norms, feed-forward), 2 of which convolve keys and values; one table
+    # 5 layers of (4 projections, 2 norms, feed-forward); 2 layers convolve keys and values; one table
     layer = 4 * (512 * 512 + 512) + 2 * 1024 + 512 * 2048 + 2048 + 2048 * 512 + 512
     assert af.count(spec).parameters == 32000 * 512 + 5 * layer + 2 * 2 * (3 * 512 * 512 + 512) == 35_293_696
 

@@ -1,4 +1,4 @@
-"""Dropout is at the places of the published classes, which no output in eval mode shows."""
+"""Dropout is applied where the published classes apply it. Outputs in eval mode do not show this."""
 
 from __future__ import annotations
 

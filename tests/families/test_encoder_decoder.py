@@ -1,4 +1,4 @@
-"""What only encoder-decoders have: given encoder outputs, shifted labels, ties."""
+"""Features that only encoder-decoders have: given encoder outputs, shifted labels, ties."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_flops_are_those_torch_counts(case: Case) -> None:
 
 @over(cases(), coarse_graph)
 def test_layers_that_are_alike_are_run_twice(case: Case) -> None:
-    """FLOPs, their causal part and activation bytes of the other layers equal those of the second layer."""
+    """FLOPs, their causal part and activation bytes of the other layers equal the second layer's."""
     spec = spec_of(case)
     stacks = {path: part for path, part in walk(spec) if isinstance(part, Stack) and part.order is None}
     spec = af.override(spec, {f"{path}.depth": part.depth + 2 for path, part in stacks.items()})
@@ -90,7 +90,7 @@ EVERY = [name for name, _ in families.names()]
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_flops_of_every_named_description(name: str) -> None:
-    """All layers, on meta. torch cannot count the product of one expert per token, so the test tells it."""
+    """All layers, on meta. torch cannot count the product of one expert per token, so the test adds it."""
     spec = roomy(af.spec(name))
     limit = 400 * 40 if "input_values" in spec.embedding.inputs else 64
     model = skeleton(spec).eval()

@@ -1,4 +1,4 @@
-"""If the label fields of a config disagree, labels are those of the published config class."""
+"""If the label fields of a config disagree, the result is the same as in the published config class."""
 
 from __future__ import annotations
 

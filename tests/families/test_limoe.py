@@ -49,7 +49,7 @@ def pairs(batch: int = 3, length: int = 7) -> dict[str, Tensor]:
 
 
 def test_the_published_size() -> None:
-    """H/14: 5.6 billion parameters, of which 675 million are active per token."""
+    """H/14: 5.6 billion parameters; 675 million are active per token."""
     count = af.count(af.spec("limoe-h14"))
     assert round(count.parameters / 1e8) == 56 and round(count.active / 1e6) in (675, 676)
     small = af.count(description())

@@ -45,7 +45,7 @@ def equal(one: Any, other: Any) -> None:
 
 @contextmanager
 def hooked(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """What a user without `af.trace` would write."""
+    """Change the output of a module with a forward hook, without `af.trace`."""
 
     def hook(module: nn.Module, args: Any, output: Any) -> Any:
         value, put_back = main_tensor(output)

@@ -345,7 +345,7 @@ def test_g1_cached_decoding_equals_no_cache(case: Case) -> None:
 @over_catalogue("G1", structure)
 @pytest.mark.parametrize("where", ["left", "right"])
 def test_g1_decoding_goes_on_after_padding(case: Case, where: str) -> None:
-    """N4 for caches: a padded prompt leaves the same cache as the prompt without padding."""
+    """N4 for caches: a padded prompt gives the same cache as the prompt without padding."""
     spec, model = spec_of(case), shared(case)
     if not is_causal(spec) or not isinstance(spec.head, LMHead):
         pytest.skip("this model does not write")

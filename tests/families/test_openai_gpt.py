@@ -1,4 +1,4 @@
-"""What only GPT has: two heads that read several choices at once."""
+"""A feature that only GPT has: two heads that read several choices at once."""
 
 from __future__ import annotations
 

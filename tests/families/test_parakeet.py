@@ -1,4 +1,4 @@
-"""What the catalogue-wide suite cannot see of Parakeet: the content of padding, and training."""
+"""Tests of Parakeet in addition to the catalogue-wide suite: the content of padding, and training."""
 
 from __future__ import annotations
 

@@ -145,8 +145,8 @@ def test_it_writes_by_reading_again() -> None:
 
 
 def test_chunks_alone_write_with_a_memory() -> None:
-    """Like the published class: the cache has the keys and values of all tokens, and a step sees those of its
-    chunks."""
+    """Like the published class: the cache has the keys and values of all tokens, and a step sees the tokens of
+    its chunks."""
     case, prompt = next(case for case in CASES if case.name == "local"), ids_of(2, 13)
     model = shared(case)
     assert model.remembers

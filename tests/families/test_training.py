@@ -28,7 +28,7 @@ def test_t5_one_batch_is_learnt_by_heart(case: Case) -> None:
 
 
 def remaining(case: Case, inputs: dict[str, Any], lr: float, steps: int) -> float:
-    """Return the remaining share of the loss after the steps, or as soon as it is below a half."""
+    """Return the remaining share of the loss after all steps, or at the first step where it is below one half."""
     model = ours(case).eval()
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0)

@@ -1,4 +1,4 @@
-"""What the catalogue-wide suite cannot see of wav2vec 2.0: pretraining on sound."""
+"""Tests of wav2vec 2.0 in addition to the catalogue-wide suite: pretraining on sound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the catalogue-wide suite cannot see of waveform models: training, padding on the left, old checkpoints,
+"""Tests of waveform models in addition to the catalogue-wide suite: training, padding on the left, old checkpoints,
 kernels."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the catalogue-wide suite cannot see of Whisper: augmentation, frame masks, and the decoder's prompt."""
+"""Tests of Whisper in addition to the catalogue-wide suite: augmentation, frame masks, and the decoder's prompt."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_openings_and_times_as_published(way: str, tmp_path) -> None:
 
 
 def test_a_text_without_an_end_fills_the_positions(tmp_path) -> None:
-    """Published files have as many positions as `max_length`, and what is told before the text takes some of them."""
+    """Published files have as many positions as `max_length`, and the prompt before the text uses some of them."""
     positions = WRITER.config["max_target_positions"]
     theirs, mine = multitask(tmp_path, max_length=positions, suppress_tokens=[49])
     features = make_inputs(WRITER)["input_features"]

@@ -30,7 +30,7 @@ SHOW = {"output_hidden_states": True, "output_attentions": True}
 
 
 def order(batch: int, length: int, count: int = 4, seed: int = 0) -> dict[str, Tensor]:
-    """Return a random permutation mask, in which all tokens see the first, and the tokens to predict."""
+    """Return the tokens to predict and a random permutation mask. All tokens see the first one."""
     generator = torch.Generator().manual_seed(seed)
     hidden = (torch.rand(batch, length, length, generator=generator) < 0.4).float()
     hidden[:, :, 0] = 0
@@ -42,7 +42,7 @@ def order(batch: int, length: int, count: int = 4, seed: int = 0) -> dict[str, T
 
 def compare(theirs: Any, mine: Any, asked: Tensor | None = None) -> None:
     """Compare every field. The published class has attention weights of the second stream for every token of the text,
-    of which only those of predicted tokens mean something; ours has only these."""
+    but only the predicted tokens' weights are meaningful; ours has only these."""
     assert {*theirs} <= {*mine}
     for name, value in theirs.items():
         if name == "attentions" and asked is not None:

@@ -1,4 +1,4 @@
-"""`af.processor` beside transformers' AutoProcessor: the same calls on the same folder, keys and tensors compared.
+"""Compare `af.processor` with transformers' AutoProcessor: names and tensors of the same calls on the same folder.
 
 PYTHONPATH=src:tests python tests/inputs/comparison.py      # prints the table of docs/results/families.md
 """
@@ -36,8 +36,8 @@ SOUNDS = [np.sin(np.arange(n) / 7).astype(np.float32) / 2 for n in (3000, 2400)]
 
 @dataclasses.dataclass
 class Comparison:
-    kind: str  # the class that transformers reads the folder with
-    keys: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # call -> the names of their tensors
+    kind: str  # the class with which transformers reads the folder
+    keys: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # call -> names of transformers' tensors
     differences: list[str] = dataclasses.field(default_factory=list)
 
     @property
@@ -50,7 +50,7 @@ def compare(folder: Path) -> Comparison:
     kind = transformers.AutoProcessor if media else transformers.AutoTokenizer
     ours, theirs = af.processor(folder), kind.from_pretrained(folder)
     text = getattr(theirs, "tokenizer", theirs if hasattr(theirs, "encode") else None)
-    found = Comparison(type(theirs).__name__.removesuffix("Pil"))  # the suffix where there is no torchvision
+    found = Comparison(type(theirs).__name__.removesuffix("Pil"))  # the suffix if torchvision is not installed
     for name, (arguments, options) in calls(ours, text).items():
         asked = text if name in TEXTS else theirs
         padding = {"padding": True} if name == "sounds" and "input_values" in theirs.model_input_names else {}
@@ -58,14 +58,14 @@ def compare(folder: Path) -> Comparison:
         made = ours(*arguments, **options)
         found.keys[name] = list(wanted)
         if made.keys() != wanted.keys():
-            found.differences.append(f"{name}: {', '.join(made)}, and not {', '.join(wanted)}")
+            found.differences.append(f"{name}: {', '.join(made)} instead of {', '.join(wanted)}")
         both = made.keys() & wanted.keys()
         found.differences += [f"{name}: {key}" for key in sorted(both) if not same(made[key], wanted[key])]
     return found
 
 
 def calls(ours: Any, text: Any) -> dict[str, Call]:
-    """What is asked of a folder, by what it reads."""
+    """Return the calls that suit the folder's inputs."""
     made: dict[str, Call] = {}
     if text is not None and text.pad_token is None:
         text.pad_token = text.eos_token  # ours pads with it too
@@ -83,7 +83,7 @@ def calls(ours: Any, text: Any) -> dict[str, Call]:
 
 
 def same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Whole numbers are equal; pixels and frames to rounding."""
+    """Whether two tensors are equal: integers exactly, pixels and frames up to rounding."""
     if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
         return False
     return torch.allclose(ours, theirs, atol=1e-5) if ours.is_floating_point() else torch.equal(ours, theirs)

@@ -1,4 +1,4 @@
-"""A folder for each family, as its users have one: config.json and what transformers' own classes save beside it."""
+"""A folder for each family, as users have it: config.json and the files that transformers' classes save."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FUNNEL = ["<pad>", "<unk>", "<cls>", "<sep>", "<mask>", "<s>", "</s>"]
 WHISPER = ["<|startoftranscript|>", "<|en|>", "<|zh|>", "<|de|>", "<|translate|>", "<|transcribe|>", "<|notimestamps|>"]
 
 
-# -- vocabularies that are always the same ----------------------------------------------------------------------------
+# -- fixed vocabularies -----------------------------------------------------------------------------------------------
 
 
 def word_pieces(special: list[str]) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def unigrams(special: list[str]) -> dict[str, Any]:
 
 
 def joined_pieces(special: list[str], fallback: bool = True) -> dict[str, Any]:
-    """SentencePiece's byte pairs, with single bytes for letters that are not there (Llama)."""
+    """SentencePiece's byte pairs, with byte tokens for letters that are not in the vocabulary (Llama)."""
     merges = [("t", "h"), ("th", "e"), ("\u2581", "f"), ("o", "x"), ("\u2581f", "ox")]
     single = [f"<0x{byte:02X}>" for byte in range(256)] if fallback else []
     words = [*special, *single, "\u2581", *LETTERS, *LETTERS[:26].upper(), *("".join(pair) for pair in merges)]
@@ -61,7 +61,7 @@ def joined_pieces(special: list[str], fallback: bool = True) -> dict[str, Any]:
 
 
 def generic(special: list[str], ends: tuple[str, str] | None = None, **config: Any) -> Any:
-    """A tokenizer of no class of its own."""
+    """A tokenizer of the generic class."""
     core = Tokenizer(models.BPE(**byte_pairs(special)))
     core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     if ends is not None:
@@ -71,11 +71,11 @@ def generic(special: list[str], ends: tuple[str, str] | None = None, **config: A
     return transformers.PreTrainedTokenizerFast(tokenizer_object=core, **config)
 
 
-# -- what folders hold ------------------------------------------------------------------------------------------------
+# -- files of folders -------------------------------------------------------------------------------------------------
 
 
 def saved(*parts: Any, **config: Any) -> Callable[[Path], None]:
-    """What these tokenizers and processors write, and the fields that tokenizer_config.json has besides."""
+    """Save these tokenizers and processors, and add the fields `config` to tokenizer_config.json."""
 
     def write(folder: Path) -> None:
         for part in parts:
@@ -126,7 +126,7 @@ def wav2vec2(folder: Path) -> None:
 
 
 def parakeet() -> Any:
-    """Its tokenizer: the class for its sound needs librosa here (test_audio_features.py compares with its code)."""
+    """Parakeet's tokenizer. Its audio class needs librosa; test_audio_features.py compares with its code."""
     core = Tokenizer(models.BPE(**joined_pieces(["<unk>", "<pad>"], fallback=False), unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Metaspace()
     core.decoder = decoders.Metaspace()
@@ -160,7 +160,7 @@ def deepseek() -> Any:
     return generic(["<s>", "</s>"], ends, bos_token="<s>", eos_token="</s>", pad_token="</s>")
 
 
-# model_type -> what writes its folder
+# model_type -> function that writes its folder
 FAMILIES: dict[str, Callable[[Path], Any]] = {
     "albert": saved(tokenizer("AlbertTokenizer", unigrams(["<pad>", "<unk>", *BERT[2:]]))),
     "bart": saved(tokenizer("BartTokenizer", ROBERTA_BPE)),
@@ -220,7 +220,7 @@ FAMILIES: dict[str, Callable[[Path], Any]] = {
 
 
 def marian(folder: Path) -> None:
-    """Pieces of each language and the ids of both, as Marian's folders have them; they are saved in no other way."""
+    """Pieces of each language and one vocab.json with the ids of both, the only format of Marian's folders."""
     import sentencepiece
 
     vocabularies.pieces(folder, "source.spm", "unigram", vocab_size=150)

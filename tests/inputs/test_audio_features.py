@@ -1,4 +1,4 @@
-"""Sound as models take it, against transformers' extractors, soxr and soundfile; and files that are not sound."""
+"""Audio features compared with transformers' extractors, soxr and soundfile; and files that are not audio."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RATE = 16000
 
 
 def tone(seconds: float, rate: int = RATE, seed: int = 0) -> np.ndarray:
-    """Three tones that come and go, and noise."""
+    """Three tones that fade in, and noise."""
     t = np.arange(int(seconds * rate)) / rate
     rise = np.minimum(1, 3 * t)
     waves = sum(np.sin(2 * np.pi * f * t) * rise for f in (220, 700, 2600)) / 5
@@ -60,7 +60,7 @@ def test_values_equal_published(config: dict, tmp_path) -> None:
 
 
 def test_whole_numbers_are_parts_of_the_largest() -> None:
-    """As soundfile reads them from a file of that kind."""
+    """Integers are scaled as soundfile scales samples of that type."""
     for kind, top in ((np.int8, 2**7), (np.int16, 2**15), (np.int32, 2**31)):
         least = np.iinfo(kind).min
         samples = np.array([least, least // 2, 0, -(least // 4)], kind)
@@ -92,7 +92,7 @@ def test_spectrograms_equal_published(config: dict, tmp_path) -> None:
 
 
 def parakeet(**config: Any) -> Any:
-    """The published extractor; only its filters come from a library that may be missing, transformers has them too."""
+    """The published extractor, with filters from transformers instead of a library that may be missing."""
     from transformers.audio_utils import mel_filter_bank
     from transformers.feature_extraction_sequence_utils import SequenceFeatureExtractor
     from transformers.models.parakeet.feature_extraction_parakeet import ParakeetFeatureExtractor
@@ -198,7 +198,7 @@ def test_streamed_frames_are_those_of_the_whole() -> None:
 
 
 def silence(path: Path, hours: float, rate: int) -> Path:
-    """A WAV whose samples take no room on the disk."""
+    """A sparse WAV file: its samples need no disk space."""
     count = int(hours * 3600 * rate)
     with wave.open(str(path), "wb") as stream:
         stream.setnchannels(1), stream.setsampwidth(2), stream.setframerate(rate)
@@ -221,7 +221,7 @@ def test_three_hours_in_little_memory(tmp_path) -> None:
     tracemalloc.stop()
     assert total == 3 * 3600 * 2000 and peak < 20 * BLOCK * 4000  # bytes: a few blocks
     mel = AudioProcessor(kind="mel", feature_size=80, chunk_length=1)
-    assert mel(file)["input_features"].shape == (1, 80, 100)  # of a long file no more than is asked for is read
+    assert mel(file)["input_features"].shape == (1, 80, 100)  # only the required part of a long file is read
 
 
 @pytest.mark.parametrize("loudness", [0, LOUDEST])
@@ -258,11 +258,11 @@ def broken(folder: Path) -> dict[str, tuple[Any, str]]:
         "truncated flac": (folder / "short.flac", "short.flac: "), "NaN": (folder / "nan.wav", "sample 700 is not a"),
         "NaN samples": ((noise, RATE), "the samples: sample 700"), "nothing": (np.zeros(0, np.float32), "no samples"),
         "missing": (folder / "gone.wav", "no such file"), "two channels": (np.zeros((2, 9)), "one channel"),
-        "words": (np.array(["a"]), "samples are numbers"), "bytes": (np.zeros(9, np.uint8), "got uint8"),
+        "words": (np.array(["a"]), "one channel of numbers"), "bytes": (np.zeros(9, np.uint8), "got uint8"),
         "rate 0": ((noise, 0), "sampling_rate is 0; it must"), "rate": ((noise, -8000), "sampling_rate is -8000;"),
         "rate of a file": (folder / "rate.wav", "rate.wav: its header has 0 samples per second; valid: 1 to 10,000"),
         "30 bytes": (folder / "half.wav", "half.wav: ends too early"),
-        "mp3": (folder / "a.mp3", "a.mp3: holds no sound"),
+        "mp3": (folder / "a.mp3", "a.mp3: contains no readable sound"),
         "loud": (folder / "loud.wav", r"loud.wav: sample 700 is 1e\+19, too large"),
         "loud samples": ((np.full(900, 1e19), RATE), r"the samples: sample 0 is 1e\+19, too large"),
     }  # fmt: skip

@@ -1,5 +1,5 @@
-"""Chat templates: transformers' text and ids, one beginning (G6), and no access to Python (X1). Their limits:
-hostile/test_chat_templates.py."""
+"""Chat templates: transformers' text and ids, one beginning-of-text token (G6), no access to Python (X1). Limits are
+tested in hostile/test_chat_templates.py."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def test_text_and_ids_are_those_of_transformers(tmp_path: Path, template: str, m
 
 
 def test_there_is_one_beginning(tmp_path: Path) -> None:
-    """Whether the template writes it, the tokenizer adds it, both do, or it was written twice."""
+    """There is one beginning-of-text token if the template, the tokenizer or both add it, or if it is written twice."""
     folder = llama(tmp_path, add_bos_token=True)
     plain = "{{ messages[0].content }}"
     for template in (plain, "{{ bos_token }}" + plain, "{{ bos_token }}{{ bos_token }}" + plain):
         tokenizer = with_template(folder, template)
         ids = tokenizer.chat(TALK[2:])
         assert ids.count(tokenizer.bos_token_id) == 1 and ids[0] == tokenizer.bos_token_id
-    without = gpt2(tmp_path / "gpt2")  # adds none by itself, and the template wants none
+    without = gpt2(tmp_path / "gpt2")  # neither the tokenizer nor the template adds one
     _, tokenizer = both(without, plain)
     assert tokenizer.bos_token_id not in tokenizer.chat(TALK[2:])
 
@@ -106,7 +106,7 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("messages", [[], ["hello"], [{"content": "no role"}]])
 def test_messages_that_are_none(tmp_path: Path, messages: Any) -> None:
     _, tokenizer = both(gpt2(tmp_path), CHATML)
-    with pytest.raises(ValueError, match="messages must be a list"):
+    with pytest.raises(ValueError, match="messages must be a non-empty list"):
         tokenizer.chat(messages)
 
 

@@ -27,10 +27,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "results" / "families.md"
 def test_tensors_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     found = compare(family_folder(family, tmp_path))
     assert not found.differences
-    assert row(family, found) in PAGE.read_text(encoding="utf-8").splitlines()  # the table of the results
+    assert row(family, found) in PAGE.read_text(encoding="utf-8").splitlines()  # the results page has this row
 
 
-# what may stand in a folder beside the same files
+# changes to the settings in a folder
 CHANGES: dict[str, Callable[[Path], Any]] = {
     "no class named": lambda folder: change(folder, tokenizer_class=None),
     "the generic class": lambda folder: change(folder, tokenizer_class="PreTrainedTokenizerFast"),
@@ -77,11 +77,11 @@ def test_input_names_that_are_none_are_refused(names: Any, tmp_path: Path) -> No
         af.processor(folder)
 
 
-# -- what models do with them -----------------------------------------------------------------------------------------
+# -- models with these inputs -----------------------------------------------------------------------------------------
 
 
 def gpt2(folder: Path) -> Path:
-    """A GPT-2 whose tokenizer has no class of its own, and marks the second text of a pair."""
+    """A GPT-2 with a tokenizer of the generic class, which marks the second text of a pair."""
     spec = families.find("gpt2").read({**CONFIGS["gpt2"], "vocab_size": 300})
     model = af.build(spec, seed=0)
     torch.nn.init.normal_(model.get_parameter("embedding.tokens.weight"))
@@ -103,7 +103,7 @@ def test_gpt2_writes_what_it_writes_in_transformers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["anyformer", "hf"])
 def test_a_vocabulary_made_here_is_read_alike(form: str, tmp_path: Path) -> None:
-    """As `train --text` leaves it beside the model, and as it is saved again."""
+    """The vocabulary as `train --text` writes it, and as `af.save` copies it."""
     special = {"bos_token": "<s>", "eos_token": END, "pad_token": "<pad>"}
     TrainedBPE(size=270, special=special, begin="bos_token", end="eos_token").make(["the fox " * 9], tmp_path / "run")
     model = model_of("gpt2")

@@ -1,4 +1,4 @@
-"""Pictures as people have them, against transformers' processors with the same PIL, and what is wrong with some."""
+"""Preprocessing of many kinds of pictures compared with transformers' processors that use PIL, and invalid pictures."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Image = pytest.importorskip("PIL.Image")
 
 
 def bytes_of(*shape: int, seed: int = 0) -> np.ndarray:
-    """Smooth enough for filters to differ, sharp enough for them to ring."""
+    """A random picture that is smooth enough for filters to differ, and sharp enough for them to ring."""
     noise = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
     noise[: shape[0] // 2] = noise[: shape[0] // 2] // 4 + np.linspace(0, 190, shape[1], dtype=np.uint8)[None, :, None]
     return noise
 
 
-# kind of processor, what its file says beside its defaults
+# kind of processor, settings that differ from its defaults
 SETTINGS = [
     ("ViT", {}), ("DeiT", {}), ("CLIP", {}), ("Siglip", {}), ("Bit", {}),
     ("ViT", {"size": 20}), ("CLIP", {"size": 20, "crop_size": 17}), ("Siglip", {"size": 21}),
@@ -94,13 +94,13 @@ def test_fractions_are_scaled_like_bytes() -> None:
     expected = theirs(pixels, return_tensors="pt")["pixel_values"]
     read = Images(size={"height": 18, "width": 18}, do_rescale=False)
     assert float((read(pixels)["pixel_values"] - expected).abs().max()) <= 1e-6
-    with pytest.raises(ValueError, match="between 0 and 1 already; give bytes, or do_rescale=False"):
+    with pytest.raises(ValueError, match="already between 0 and 1.* do_rescale=False"):
         Images()(pixels)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Pictures in two folders, one of them lying on its side, and a file that is none."""
+    """Pictures in two folders, one of them rotated, and a file that is not a picture."""
     for name, seed in (("b/two.jpg", 1), ("a/one.png", 0), ("a/three.webp", 2)):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         Image.fromarray(bytes_of(24, 30, 3, seed=seed)).save(tmp_path / name)
@@ -147,7 +147,7 @@ def test_sixteen_bits_and_moving_pictures(tmp_path: Path) -> None:
 
 
 def bomb() -> bytes:
-    """A PNG of a few bytes that says it has 30,000 x 30,000 pixels."""
+    """A PNG of a few bytes whose header claims 30,000 x 30,000 pixels."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
@@ -175,12 +175,12 @@ def test_files_that_are_no_pictures(tmp_path: Path) -> None:
 
 
 WRONG = [
-    (np.zeros((8, 8, 5), np.uint8), r"shape \(8, 8, 5\) is not a picture of 1, 3 or 4 channels"),
+    (np.zeros((8, 8, 5), np.uint8), r"shape \(8, 8, 5\) is not a picture with 1, 3 or 4 channels"),
     (np.zeros((2, 2, 3, 8, 8), np.uint8), "is not a picture"), (np.zeros((0, 8, 3), np.uint8), "is not a picture"),
-    (np.full((8, 8, 3), 300, np.uint16), "its numbers go from 300 to 300"), (-np.ones((8, 8, 3)), "go from -1 to -1"),
-    (np.full((8, 8, 3), np.nan), "not finite"), (np.zeros((8, 8, 3), complex), "numbers of the kind complex128"),
-    (7, "a picture is a file, .* got int"), (b"PNG", "got bytes"), ([], "images is empty"), ({"image": 1}, "got dict"),
-    ([np.zeros((8, 8, 3), np.uint8), np.zeros((8, 8, 3)) / 0.5 + 700], "picture 2: its numbers go from 700"),
+    (np.full((8, 8, 3), 300, np.uint16), "range from 300 to 300"), (-np.ones((8, 8, 3)), "range from -1 to -1"),
+    (np.full((8, 8, 3), np.nan), "not finite"), (np.zeros((8, 8, 3), complex), "dtype complex128"),
+    (7, "expected a picture: .* got int"), (b"PNG", "got bytes"), ([], "images is empty"), ({"image": 1}, "got dict"),
+    ([np.zeros((8, 8, 3), np.uint8), np.zeros((8, 8, 3)) / 0.5 + 700], "picture 2: its numbers range from 700"),
     (np.zeros((2, 90_000, 3), np.uint8), "224 x 10,080,000 pixels are more than"),
 ]  # fmt: skip
 
@@ -194,7 +194,7 @@ def test_wrong_pictures_are_refused_in_a_line(given: Any, match: str) -> None:
 
 def test_pixels_that_are_not_bytes_name_their_file(tmp_path: Path) -> None:
     read = Images(size={"height": 4, "width": 4})
-    kinds = (("f.tiff", np.float32, "floating-point numbers"), ("i.tiff", np.int32, "beyond 16 bits"))
+    kinds = (("f.tiff", np.float32, "floating-point numbers"), ("i.tiff", np.int32, "more than 16 bits"))
     for name, dtype, match in kinds:
         Image.fromarray(np.full((8, 8), 1e6, dtype)).save(tmp_path / name)
         for given in (tmp_path / name, [str(tmp_path / name)], Image.open(tmp_path / name)):
@@ -209,7 +209,7 @@ def test_pixels_that_are_not_bytes_name_their_file(tmp_path: Path) -> None:
 
 def test_wrong_files_of_settings(tmp_path: Path) -> None:
     for config, match in (
-        ({"image_processor_type": "Mask2FormerImageProcessor"}, "no processor of the kind 'Mask2Former'"),
+        ({"image_processor_type": "Mask2FormerImageProcessor"}, "image processor 'Mask2Former' is not supported"),
         ({"size": {"longest_edge": 20}}, "height and width, shortest_edge"), ({"size": "big"}, "number of pixels"),
         ({"image_std": [0.5, 0.0, 0.5]}, "none of its numbers may be 0"), ({"resample": 9}, "from 0 to 5"),
         ({"do_center_crop": True}, "crop_size needs height and width"), ({"crop_size": 10**9}, "are more than"),
@@ -220,7 +220,7 @@ def test_wrong_files_of_settings(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=match) as error:
             Images.load(tmp_path)
         assert "preprocessor_config.json: " in str(error.value)
-    for mean, match in (((0.5, 0.5), "3 channels, and the model reads 2"), ((0.5,) * 3, "image_mean 3, image_std 2")):
+    for mean, match in (((0.5, 0.5), "3 channels, but the model reads 2"), ((0.5,) * 3, "image_mean 3, image_std 2")):
         with pytest.raises(ValueError, match=match):
             Images(image_mean=mean, image_std=(0.5, 0.5))(np.zeros((8, 8, 3), np.uint8))
     with pytest.raises(ValueError, match=r"no preprocessor_config.json with settings for pictures"):
@@ -239,7 +239,7 @@ def test_without_pillow_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch
 
 
 def test_settings_travel_with_the_model(tmp_path: Path) -> None:
-    """What is written opens here and in transformers, and af.save carries it along."""
+    """Saved settings can be read here and in transformers, and af.save copies them."""
     read = Images(size={"height": 12, "width": 10}, resample=3, image_mean=(0.1, 0.2, 0.3), do_convert_rgb=True)
     config = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8,
               "image_size": [12, 10], "patch_size": 2}  # fmt: skip
@@ -289,7 +289,7 @@ def test_colours_are_those_of_the_published_processor(settings: dict[str, Any], 
         assert drawn.dtype == np.uint8 and drawn.shape[0] == 3 and drawn.shape[1:] == read.decode(expected[0]).shape
     again = transformers.ImageGPTImageProcessorPil.from_pretrained(tmp_path / "again")
     assert torch.equal(again(pictures, return_tensors="pt")["input_ids"], expected)
-    # a picture made of the colours alone comes back as it was
+    # a picture that has only these colours does not change
     assert torch.equal(af.processor(tmp_path)(images=drawn)["input_ids"], expected)
 
 

@@ -1,4 +1,4 @@
-"""Vocabulary files of before tokenizer.json, with little or nothing beside them: as transformers reads them."""
+"""Vocabulary files from before tokenizer.json, with few or no settings: they are read as in transformers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEBERTA = {"tokenizer_class": "DebertaTokenizer"}
 
 
 def bare(folder: Path, **config: Any) -> Path:
-    """The words alone, and a config.json if anything is to stand in it."""
+    """Keep only the vocabulary, and write a config.json if `config` has fields."""
     (folder / "tokenizer_config.json").unlink()
     if config:
         write(folder, "config.json", config)
@@ -52,7 +52,7 @@ def funnel(folder: Path) -> Path:
 
 
 def perceiver(folder: Path, **config: Any) -> Path:
-    """Bytes need no file; transformers reads nothing but the name of the class."""
+    """Bytes need no vocabulary file; transformers reads only the name of the class."""
     folder.mkdir()
     write(folder, "tokenizer_config.json", {"tokenizer_class": "PerceiverTokenizer", **config})
     write(folder, "config.json", {"model_type": "perceiver"})
@@ -60,7 +60,7 @@ def perceiver(folder: Path, **config: Any) -> Path:
 
 
 def as_json(folder: Path, **config: Any) -> Path:
-    """What transformers makes of a model file, and the words in it alone."""
+    """Convert a model file to tokenizer.json with transformers, and remove all other settings."""
     made = transformers.AutoTokenizer.from_pretrained(folder)
     (folder / "sentencepiece.bpe.model").unlink()
     made.backend_tokenizer.save(str(folder / "tokenizer.json"))
@@ -68,13 +68,13 @@ def as_json(folder: Path, **config: Any) -> Path:
 
 
 def xlm_roberta_as(folder: Path, name: str, kind: str) -> Path:
-    """Pieces that lack most special words of the class."""
+    """A model file without most special tokens of the class."""
     xlm_roberta(folder, tokenizer_class=kind)
     (folder / "sentencepiece.bpe.model").rename(folder / name)
     return folder
 
 
-OLD: dict[str, tuple[Callable[[Path], Path], str]] = {  # folder, and the class that transformers must be told
+OLD: dict[str, tuple[Callable[[Path], Path], str]] = {  # folder, and the class if the folder names none
     "vocab.txt": (lambda folder: bare(bert(folder)), "BertTokenizer"),
     "vocab.txt of BERT": (lambda folder: bare(bert(folder), model_type="bert"), ""),
     "vocab.txt of DistilBERT": (lambda folder: bare(bert(folder), model_type="distilbert"), ""),
@@ -133,7 +133,7 @@ def test_old_files_are_read_as_transformers_does(tmp_path: Path, form: str) -> N
         expected = theirs(text, "The fox", return_token_type_ids=True)
         assert ours.encode(text) == theirs.encode(text), text
         assert ours.encode(text, "The fox") == expected["input_ids"], text
-        for skip in {False, "<new>" not in text}:  # transformers forgets that this one is special
+        for skip in {False, "<new>" not in text}:  # transformers does not treat this token as special
             read = theirs.decode(theirs.encode(text), skip_special_tokens=skip)
             assert ours.decode(ours.encode(text), skip_special_tokens=skip) == read, text
         kinds = ours.batch([text], ["The fox"], names=["token_type_ids"])["token_type_ids"]

@@ -24,7 +24,7 @@ KINDS: dict[str, Callable[..., Path]] = {
 
 
 def xlnet(folder: Path) -> Path:
-    """Pads on the left, <sep> and <cls> at the end; the class alone says so."""
+    """Padding on the left, <sep> and <cls> at the end: only the class determines this."""
     transformers = pytest.importorskip("transformers")
     special = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]
     letters = sorted({"\u2581", *"".join(TEXTS).replace(" ", "")})
@@ -89,13 +89,13 @@ def test_chat(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("call, line", [
     (lambda read: read(), "pass a text"),
-    (lambda read: read(["a", "a b c d"], padding=False), "padding=True makes them one tensor"),
+    (lambda read: read(["a", "a b c d"], padding=False), "set padding=True"),
     (lambda read: read("a", padding="longst"), "padding='longst'; valid: "),
-    (lambda read: read("a", max_length=3), "max_length does nothing without truncation=True"),
+    (lambda read: read("a", max_length=3), "without truncation=True"),
     (lambda read: read("a", truncation=True), "pass max_length"),
-    (lambda read: read("a", images=["dog.png"]), "reads text"),
+    (lambda read: read("a", images=["dog.png"]), "only settings for text"),
     (lambda read: read("a", sampling_rate=3), "unknown setting 'sampling_rate' for a text"),
-    (lambda read: read(["a"], text_pair=["b", "c"]), "1 texts and 2 pairs"),
+    (lambda read: read(["a"], text_pair=["b", "c"]), "1 texts, but 2 pairs"),
 ], ids=lambda value: value if isinstance(value, str) else "call")  # fmt: skip
 def test_a_mistake_is_one_line(call: Any, line: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError) as caught:
@@ -105,7 +105,7 @@ def test_a_mistake_is_one_line(call: Any, line: str, tmp_path: Path) -> None:
 
 def test_images_beside_text_and_alone(tmp_path: Path) -> None:
     folder, picture = gpt2(tmp_path / "both"), np.arange(8 * 6 * 3, dtype=np.uint8).reshape(8, 6, 3)
-    with pytest.raises(ValueError, match="images: .* reads text$"):
+    with pytest.raises(ValueError, match="images .* only settings for text$"):
         af.processor(folder)(images=[picture])
     settings = {"image_processor_type": "ViTImageProcessor", "do_resize": True, "size": {"height": 4, "width": 4}}
     write(folder, "preprocessor_config.json", settings)

@@ -101,7 +101,7 @@ def test_pieces_are_those_of_sentencepiece(tmp_path: Path, kind: str, options: d
 
 
 def test_the_best_piece_is_joined_first() -> None:
-    """Scores decide, not places: Mistral's runs of spaces come first in its file and last in their use."""
+    """Scores decide, not the order in the file: Mistral's runs of spaces are first in the file, but merged last."""
     texts = [("<unk>", 0.0, 2), *((letter, -9.0, 1) for letter in "abc"), ("ab", -5.0, 1), ("bc", -1.0, 1)]
     core = pieces_of.build(pieces_of.SentencePieces(texts, pieces_of.BPE, dummy_prefix=False, squeeze=False))
     assert core.encode("abc").tokens == ["a", "bc"]
@@ -171,7 +171,7 @@ def test_m2m_marks_the_language_of_a_text(tmp_path: Path, kind: str) -> None:
             b = marked.batch(TEXTS[:8], pairs, max_length=12)
             assert torch.equal(a["input_ids"], b["input_ids"]) and torch.equal(a["attention_mask"], b["attention_mask"])
     assert ours.encode("The fox") == ours.in_language("en").encode("The fox")
-    theirs.tgt_lang = "de"  # what the decoder is to write
+    theirs.tgt_lang = "de"  # the language that the decoder generates
     assert theirs(text_target="Der Fuchs")["input_ids"] == ours.in_language("de").encode_target("Der Fuchs")
     theirs.src_lang = "zu"
     theirs.save_pretrained(tmp_path / "again")
@@ -216,7 +216,7 @@ def test_languages_that_are_not_there(tmp_path: Path, folders) -> None:
     refused(tmp_path / "a", "Speech2TextTokenizer")
     write(tmp_path / "a", "vocab.json", {"<s>": 0, "</s>": 2})
     write(tmp_path / "a", "tokenizer_config.json", {"tokenizer_class": "M2M100Tokenizer"})
-    refused(tmp_path / "a", "vocab.json", "from 0")
+    refused(tmp_path / "a", "vocab.json", "without a gap")
 
 
 def test_text_that_is_not_text(folders) -> None:
@@ -232,7 +232,7 @@ def test_text_that_is_not_text(folders) -> None:
     assert tokenizer.batch([])["input_ids"].shape == (0, 0)
 
 
-# -- what cannot be read is one line -----------------------------------------------------------------------------------
+# -- errors are one line -----------------------------------------------------------------------------------------------
 
 
 def refused(folder: Path, *words: str) -> None:
@@ -257,7 +257,7 @@ def test_refusals(tmp_path: Path, folders) -> None:
     gpt2(tmp_path / "f", padding_side="middle")
     refused(tmp_path / "f", "tokenizer_config.json: padding_side is 'middle'")
     raw = (folders("llama") / "tokenizer.model").read_bytes()
-    for i in range(60):  # cut or spoilt anywhere
+    for i in range(60):  # truncated or damaged at any position
         spoilt = bytearray(raw[: random.Random(i).randrange(len(raw))])
         for _ in range(i % 5):
             spoilt[random.Random(i).randrange(len(spoilt))] ^= 0xFF
@@ -293,7 +293,7 @@ def test_streamed_pieces_are_the_text_and_never_half_a_character(folders, name: 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_any_tokens_stream_as_they_decode(folders, name: str) -> None:
-    """Bytes that make no character, special tokens, ids beyond the vocabulary; the end may lack what is unfinished."""
+    """Incomplete characters, special tokens, unknown ids. Only an incomplete character at the end may be missing."""
     tokenizer, chance = Tokenizer.load(folders(name)), random.Random(0)
     end = tokenizer.encode("a", add_special_tokens=False)[-1:]
     for _ in range(300):
@@ -308,7 +308,7 @@ def test_a_character_cut_at_the_end_is_left_out(folders, name: str) -> None:
     while tokenizer.decode(ids) == "fox 日":
         ids = ids[:-1]
     assert "\ufffd" in tokenizer.decode(ids) and "".join(streamed(tokenizer.stream(), ids)) == "fox "
-    ids = tokenizer.encode("x\ufffd", add_special_tokens=False)  # that very character is one like any other
+    ids = tokenizer.encode("x\ufffd", add_special_tokens=False)  # U+FFFD in the text itself is kept
     assert "".join(streamed(tokenizer.stream(), ids)) == "x\ufffd"
 
 
@@ -344,7 +344,7 @@ def test_stopping(folders) -> None:
     assert "".join(map(decoder.push, ids)) == "The do" and decoder.stopped == "<|end|>"
     assert decoder.push(ids[0]) == "" and decoder.flush() == ""
     for bad in ("", ["a", ""]):
-        with pytest.raises(ValueError, match="not empty"):
+        with pytest.raises(ValueError, match="stop string.* non-empty"):
             tokenizer.stream(bad)
     kept = StreamDecoder(tokenizer, skip_special_tokens=False)
     assert "".join(streamed(kept, ids)) == "The do<|end|>dog"

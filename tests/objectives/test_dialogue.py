@@ -121,7 +121,7 @@ def test_templates_that_do_not_tell(tokenizer: Tokenizer) -> None:
     nothing = "{% if false %}{% generation %}{% endgeneration %}{% endif %}{{ messages[0].content }}"
     changes = "{% set x %}{% generation %}{{ messages[-1].content }}{% endgeneration %}{% endset %}{{ x | length }}"
     for template, why in (
-        (forgets, "formats a message differently when others follow"),
+        (forgets, "formats a message differently if more messages follow"),
         (nothing, "marks no text of the assistant"),
         (changes, "changes the text inside"),
     ):

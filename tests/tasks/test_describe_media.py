@@ -118,8 +118,8 @@ def test_a_picture_and_a_sound_in_one_text(both: Path, tmp_path: Path, capsys: A
     written = af.generate(model, **inputs, max_new_tokens=5, suppress_tokens=list(tower.values()), eos_token_id=[])
     assert written.shape[1] == inputs["input_ids"].shape[1] + 5
     for given, match in (
-        ({"audio": sounds(1)}, "1 sounds for 0 <audio> in the text"),
-        ({"images": pictures(2)}, "2 pictures for 1 <image> in the text"),
+        ({"audio": sounds(1)}, "<audio> 0 times, but 1 sounds"),
+        ({"images": pictures(2)}, "<image> 1 times, but 2 pictures"),
     ):
         with pytest.raises(ValueError, match=match):
             read("A <image>", **given)
@@ -181,7 +181,7 @@ def test_the_processor_is_that_of_transformers(folder: Path) -> None:
     assert torch.equal(found["input_ids"], wanted["input_ids"])
     assert torch.equal(found["attention_mask"], wanted["attention_mask"])
     torch.testing.assert_close(found["pixel_values"], wanted["pixel_values"], atol=1e-5, rtol=0)
-    with pytest.raises(ValueError, match="3 pictures for 1 <image> in the text"):
+    with pytest.raises(ValueError, match="<image> 1 times, but 3 pictures"):
         read("A <image>", images=pictures(3))
 
 

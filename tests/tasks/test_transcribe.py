@@ -393,7 +393,7 @@ def test_a_stream_of_chunks_is_the_recording(spelling: Path, writer: Path, rate:
     [
         ([], "less than a frame"), ([np.zeros(9, np.float32)], "less than a frame"),
         ([tone(0.4), tone(0.1) * np.nan], "the stream: sample 6,400 is not a finite"),
-        ([np.zeros((9, 2))], "one channel"), (["words"], "samples are numbers"),
+        ([np.zeros((9, 2))], "one channel"), (["words"], "one channel of numbers"),
     ],
     ids=str,
 )  # fmt: skip

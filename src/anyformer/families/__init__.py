@@ -33,7 +33,7 @@ def _in_file(module: str) -> tuple[Family, ...]:
 def find(model_type: str) -> Family:
     if not isinstance(model_type, str):
         raise ValueError(f"model_type is {quote(model_type)}; it must be the name of a family, such as 'bert'")
-    file = model_type.replace("-", "_")  # most families are in a file of that name: import no other file
+    file = model_type.replace("-", "_")  # most families are in a file of that name; then no other file is imported
     if file in _files():
         for each in _in_file(file):
             if each.name == model_type:

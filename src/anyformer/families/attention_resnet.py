@@ -102,7 +102,7 @@ def describe(c: Config) -> Model:
     sizes = zip(c.hidden_sizes, c.bottleneck_sizes, c.depths, c.num_heads, strict=True)
     for i, (width, narrow, depth, heads) in enumerate(sizes):
         stride = 2 if i else 1
-        if changes := stride > 1 or width != before or bool(down):  # the first layer is the step between stages
+        if changes := stride > 1 or width != before or bool(down):  # then layer 0 is the transition between stages
             skip = Convolution(kernel=1, stride=stride, activation="identity")
             if depth < 1:
                 raise ValueError(f"depths is {c.depths}: every stage needs at least 1 layer")

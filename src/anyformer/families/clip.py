@@ -23,7 +23,7 @@ from anyformer.weights.rules import Rename, Rule
 
 
 def describe(c: Config) -> Model:
-    """Both towers, or one of them."""
+    """Return a model of both towers, or one tower."""
     if c.architecture in TEXT.classes:
         return tower(c, "text", TEXT, c.architecture)
     if c.architecture in IMAGE.classes:

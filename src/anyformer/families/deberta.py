@@ -1,5 +1,5 @@
-"""DeBERTa [He et al. 2021]: BERT with disentangled attention, in which relative positions have their own keys and
-queries. deberta_v2.py has the additions of versions 2 and 3."""
+"""DeBERTa [He et al. 2021]: BERT with disentangled attention: relative positions have separate keys and queries.
+deberta_v2.py has the additions of versions 2 and 3."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ OP = "encoder.layers.attention.op"
 
 
 def init(projected: int, std: float) -> dict[str, Initializer]:
-    # variance 1 / k keeps norms on average [Johnson and Lindenstrauss 1984]
+    # variance 1 / k preserves norms on average [Johnson and Lindenstrauss 1984]
     return {"*.op.project*": Normal(std=max(projected, 1) ** -0.5), "*": Normal(std=std)}
 
 

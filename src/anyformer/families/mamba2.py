@@ -82,7 +82,7 @@ MAMBA2 = MAMBA.but(
         "expand": expansion(lambda op: op.num_heads * op.head_width),
         "time_step_limit": Entry((0.0, math.inf), step_limit, build=limit_steps),
         "tie_word_embeddings": tied(False, LMHead="head.out.weight"),
-        "norm_before_gate": Ignored(True, "of the original code; the published class always norms after the gate"),
+        "norm_before_gate": Ignored(True, "in the original code; the published class always norms after the gate"),
         "chunk_size": Ignored(256, "how the recurrence is computed, not its result"),
         "pad_token_id": Ignored(1, "used by tokenizers; its vector is not special"),
         "eos_token_id": Ignored(2, "used by generation"),

@@ -123,7 +123,7 @@ MARIAN = BART.but(
         "eos_token_id": Ignored(0, "used by generation"),
         "normalize_embedding": Removed(False, OLD),
         "static_position_embeddings": Removed(True, OLD),
-        "extra_pos_embeddings": Ignored(None, "rows of a position table; sinusoids have none"),
+        "extra_pos_embeddings": Ignored(None, "rows of a learned position table, which Marian does not have"),
         "classif_dropout": Ignored(0.0, CLASSIFY),
         "classifier_dropout": Ignored(0.0, CLASSIFY),
     },

@@ -1,5 +1,5 @@
-"""MViT [Fan et al. 2021, Li et al. 2022] for videos: one stack with pooling attention, in which the grid gets coarser
-and the stream wider. The class is torchvision's, which writes no config.json: our fields are its arguments, and its
+"""MViT [Fan et al. 2021, Li et al. 2022] for videos: one stack; its pooling attention makes the grid coarser and the
+stream wider. The class is torchvision's, which writes no config.json: our fields are its arguments, and its
 block settings are lists with one entry per block."""
 
 from __future__ import annotations

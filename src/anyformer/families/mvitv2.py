@@ -162,7 +162,7 @@ FIELDS: dict[str, ConfigField] = {
     ),
     "norm_eps": Field(1e-6, "encoder.norm.eps"),
     "norm_layer": Fixed("layernorm", "only LayerNorm is supported"),
-    "pool_first": Fixed(False, "pooling before the projections, with which the published class fails"),
+    "pool_first": Fixed(False, "the published class fails if it pools before the projections"),
     "pool_type": Ignored("max", UNREAD),
     "num_features": Ignored(None, "follows from the widths; timm writes it next to the name of a size"),
     "pretrained_cfg": Ignored(None, "the origin of the weights and the image preprocessing, written by timm"),

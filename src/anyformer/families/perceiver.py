@@ -1,5 +1,5 @@
 """Perceiver IO on bytes of text [Jaegle et al. 2022]: latents read the text once by cross-attention, a deep stack runs
-over the latents, and a second cross-attention writes the positions of the text or one vector for a label. transformers'
+over the latents, and a second cross-attention computes one vector per position, or one for a label. transformers'
 classes for images, optical flow and video are not supported."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """MERLOT Reserve [Zellers et al. 2022]: one encoder over the frames, sounds and texts of a clip. It is trained to match
-a masked span of text or sound with the vector that a small encoder computes from the span. The published weights have
-another format, so models are saved only in our own format. Frames are never masked."""
+a masked span of text or sound with the vector that a small encoder computes from the span. The published weights have a
+different format, so models are saved only in our own format. Frames are never masked."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def describe(c: Config) -> Model:
     # published: depths without a width are not read, and a stage has at least one layer
     for i, (width, depth) in enumerate(zip(c.hidden_sizes, (max(depth, 1) for depth in c.depths), strict=False)):
         stride = 2 if i or c.downsample_in_first_stage else 1
-        if changes := stride > 1 or width != before:  # the first layer is the step between stages
+        if changes := stride > 1 or width != before:  # then the first layer is the transition between stages
             skip = Convolution(kernel=1, stride=stride, activation="identity")
             down.append(ResidualDown(width=width, layers=layers(width, stride), skip=skip, activation=activation))
         step = Sublayer(op=Convolutions(layers=layers(width)), residual=Activated(activation=activation))

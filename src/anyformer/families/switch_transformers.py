@@ -37,8 +37,8 @@ FIELDS: dict[str, ConfigField] = {
     "num_decoder_layers": Field(12, "decoder.depth"),
     "num_sparse_encoder_layers": Field(3),
     "num_sparse_decoder_layers": Field(3),
-    "encoder_sparse_step": Field(None, lambda spec: step_of(spec.encoder)),  # by default, these two are computed
-    "decoder_sparse_step": Field(None, lambda spec: step_of(spec.decoder)),  # from the two above
+    "encoder_sparse_step": Field(None, lambda spec: step_of(spec.encoder)),  # default: from num_sparse_encoder_layers
+    "decoder_sparse_step": Field(None, lambda spec: step_of(spec.decoder)),  # default: from num_sparse_decoder_layers
     "num_heads": Field(12, f"{DENSE}.attention.op.num_heads"),
     "num_experts": Field(8, f"{SPARSE}.num_experts"),
     "expert_capacity": Field(64, f"{SPARSE}.router.capacity"),
@@ -58,7 +58,7 @@ FIELDS: dict[str, ConfigField] = {
     "decoder_start_token_id": Field(None, "start_token"),
     "add_cross_attention": Ignored(False, "published code never reads it"),
     "is_causal": causal("decoder.layers.dense.attention.op.mask"),
-    "is_decoder": Field(False),  # each stack of an encoder-decoder has its own
+    "is_decoder": Field(False),  # read by encoder classes; other classes set it per stack
     "is_encoder_decoder": Field(True),
     "eos_token_id": Ignored(1, "used by generation"),
     "router_ignore_padding_tokens": Ignored(False, "published code never reads it"),

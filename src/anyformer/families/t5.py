@@ -119,8 +119,8 @@ FIELDS: dict[str, ConfigField] = {
     "layer_norm_epsilon": Field(1e-6, "encoder.norm.eps"),
     "initializer_factor": Field(1.0, lambda spec: spec.init["*norm.weight"].value),
     "feed_forward_proj": Field("relu", projection),
-    "dense_act_fn": Field(None, activation_at(f"{FEEDFORWARD}.activation")),  # by default, these two are
-    "is_gated_act": Field(None, is_gated),  # computed from feed_forward_proj
+    "dense_act_fn": Field(None, activation_at(f"{FEEDFORWARD}.activation")),  # default: as in feed_forward_proj
+    "is_gated_act": Field(None, is_gated),  # default: as in feed_forward_proj
     "tie_word_embeddings": Field(True, tied(LMHead)),
     "scale_decoder_outputs": Field(None, lambda spec: spec.head.scale is not None),
     "pad_token_id": Field(0, "padding_token"),
@@ -128,7 +128,7 @@ FIELDS: dict[str, ConfigField] = {
     "eos_token_id": Field(1, "head.pool.token"),
     "problem_type": Field(None, "head.problem"),
     "is_causal": causal("decoder.layers.attention.op.mask"),
-    "is_decoder": Field(False),  # each stack of an encoder-decoder has its own
+    "is_decoder": Field(False),  # read by encoder classes; other classes set it per stack
     "is_encoder_decoder": Field(True),
     "n_positions": Ignored(512, "the length of training texts, which nothing reads: relative positions have no limit"),
     "output_past": Ignored(True, "an old name of use_cache"),

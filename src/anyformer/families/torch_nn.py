@@ -4,7 +4,7 @@
     out = model(inputs_embeds=source, decoder_inputs_embeds=target)  # (batch, tokens, width), regardless of batch_first
     module.load_state_dict(torch_nn.export(model))
 
-It has no config and no files, so it is not in the catalogue. A loaded model saves and trains like any other model.
+This family is not in the catalogue, as torch.nn has no config files. A loaded model saves and trains like any other.
 """
 
 from __future__ import annotations
@@ -153,11 +153,11 @@ def load(module: nn.Module, *, causal: bool = True) -> Any:
         assert not orphans, f"no rule for {orphans}"
         return Matched({name: name for name in stored}, steps, [])
 
-    fill(model, HeldWeights(module), match, next(module.parameters()).dtype, strict=True)
+    fill(model, ModuleWeights(module), match, next(module.parameters()).dtype, strict=True)
     return model.eval()
 
 
-class HeldWeights:
+class ModuleWeights:
     """A module's state_dict with the interface of a checkpoint."""
 
     def __init__(self, module: nn.Module) -> None:

@@ -1,5 +1,5 @@
-"""VATT [Akbari et al. 2021]: one stack that reads video patches, sound segments and texts. The published weights have
-another format, so models are saved only in our own format. Differences from the paper: the mean of the tokens
+"""VATT [Akbari et al. 2021]: one stack that reads video patches, sound segments and texts. The published weights have a
+different format, so models are saved only in our own format. Differences from the paper: the mean of the tokens
 represents the input instead of a class token; video positions are one table; projections have no batch norm."""
 
 from __future__ import annotations

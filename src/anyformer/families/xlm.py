@@ -120,7 +120,7 @@ CONFIG: dict[str, Any] = {
     "is_encoder": Fixed(True, "the published class has no decoder"),
     **{name: Ignored(value, TOKEN) for name, value in (("bos_token_id", 0), ("eos_token_id", 1), ("unk_index", 3))},
     **{name: Ignored(value, TOKEN) for name, value in (("mask_index", 5), ("mask_token_id", 0))},
-    "lang_id": Ignored(0, "the language in which transformers generates"),
+    "lang_id": Ignored(0, "the language that transformers generates"),
 }
 
 XLM = Family(

@@ -1,1 +1,1 @@
-"""Raw data to what a model reads, and back: text, images, sound, trajectories."""
+"""Conversion of raw data (text, images, audio) to model inputs and back."""

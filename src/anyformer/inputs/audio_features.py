@@ -26,9 +26,9 @@ from anyformer.weights.io import read_json, write_json
 
 FILES = ("preprocessor_config.json", "processor_config.json")
 KINDS = {"Wav2Vec2FeatureExtractor": "values", "WhisperFeatureExtractor": "mel", "ParakeetFeatureExtractor": "bank"}
-USUAL = {"values": {}, "mel": {"feature_size": 80}, "bank": {"feature_size": 80, "n_fft": 512}}  # defaults of a kind
+USUAL = {"values": {}, "mel": {"feature_size": 80}, "bank": {"feature_size": 80, "n_fft": 512}}  # defaults per kind
 SWITCHES = ("return_attention_mask", "do_normalize")
-LEAST = 1e-10  # floor of the power
+LEAST = 1e-10  # minimum of the power
 QUIET, NARROW = 2**-24, 1e-5  # added to powers before the logarithm and to standard deviations (Parakeet)
 LARGEST = 2**25  # numbers that are in memory at once per recording; Whisper has 600,000
 HIGHEST_RATE = 500_000  # samples per second, enough for the calls of bats; speech needs 16,000
@@ -126,8 +126,8 @@ class AudioProcessor:
         truncation: bool | None = None,
         return_attention_mask: bool | None = None,
     ) -> dict[str, Tensor]:
-        """The inputs of one or several recordings, padded to the longest or ("max_length") to `max_length` samples,
-        (default for a spectrogram: chunk_length), and cut there unless `truncation` is False."""
+        """Return the inputs of recordings, padded to the longest or (padding="max_length") to `max_length` samples, and
+        cut there if `truncation`. Log-mel spectrograms are by default padded and cut to chunk_length seconds."""
         several = audio if isinstance(audio, list) else [audio]
         if not several:
             raise ValueError("audio is empty: pass at least one recording")
@@ -193,7 +193,7 @@ class AudioProcessor:
         counts = torch.tensor([len(row) // self.hop_length for row in rows])
         if int(counts.min()) < 2:
             few = min(map(len, rows))
-            raise ValueError(f"{few} samples are less than two frames, {self.hop_length} samples apart")
+            raise ValueError(f"{few} samples are less than two frames of {self.hop_length}")
         samples = torch.from_numpy(self.pad(rows, length))
         samples = torch.cat((samples[:, :1], samples[:, 1:] - self.preemphasis * samples[:, :-1]), dim=1)
         real = torch.arange(length) < torch.tensor([len(row) for row in rows])[:, None]
@@ -224,7 +224,7 @@ class AudioProcessor:
     # -- frames -------------------------------------------------------------------------------------------------------
 
     def powers(self, samples: Tensor) -> Tensor:
-        """Return log10 powers (..., M, F) of samples (..., T): a frame of n_fft samples per hop_length, no padding."""
+        """Return log10 powers (..., M, F) of samples (..., T): one frame of n_fft every hop_length, no padding."""
         if self.dither:
             samples = samples + self.dither * torch.randn_like(samples)
         window = torch.hann_window(self.n_fft)
@@ -250,25 +250,25 @@ class AudioProcessor:
         """Yield the powers (M, F) of the frames that each block of samples completes. Together they equal the powers of
         the whole recording. At most two blocks are in memory at once."""
         half, hop = self.n_fft // 2, self.hop_length
-        held = tail = np.zeros(0, np.float32)
-        total, given, begun = 0, 0, False
+        buffer = tail = np.zeros(0, np.float32)
+        total, yielded, begun = 0, 0, False
         for block in blocks:
             total += len(block)
-            held, tail = np.concatenate((held, block)), np.concatenate((tail, block))[-half - 1 :]
+            buffer, tail = np.concatenate((buffer, block)), np.concatenate((tail, block))[-half - 1 :]
             if not begun:
-                if len(held) <= half:
+                if len(buffer) <= half:
                     continue
-                held, begun = np.concatenate((held[half:0:-1], held)), True
-            count = min((len(held) - self.n_fft) // hop + 1, total // hop - given)
+                buffer, begun = np.concatenate((buffer[half:0:-1], buffer)), True
+            count = min((len(buffer) - self.n_fft) // hop + 1, total // hop - yielded)
             if count > 0:
-                given += count
-                yield self.powers(torch.from_numpy(held[: (count - 1) * hop + self.n_fft]))
-                held = held[count * hop :]
+                yielded += count
+                yield self.powers(torch.from_numpy(buffer[: (count - 1) * hop + self.n_fft]))
+                buffer = buffer[count * hop :]
         if not begun:
             raise ValueError(f"{total} samples are less than a frame of {self.n_fft}")
-        remaining = total // hop - given
+        remaining = total // hop - yielded
         if remaining > 0:
-            end = np.concatenate((held, tail[-2::-1]))  # mirrored, as at the beginning
+            end = np.concatenate((buffer, tail[-2::-1]))  # mirrored, as at the beginning
             yield self.powers(torch.from_numpy(end[: (remaining - 1) * hop + self.n_fft]))
 
 

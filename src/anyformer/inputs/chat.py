@@ -1,6 +1,6 @@
-"""Conversations: a model's chat template turns messages into the text it was trained on.
+"""Chat templates: they convert messages to the text format that a model was trained on.
 
-A template is a program from somebody else's folder: a guarded process (`jinja_sandbox.py`) renders it, from plain data.
+A template is untrusted code, so a guarded process (`jinja_sandbox.py`) renders it, with plain data only.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class MaskingTokenizer(ChatTokenizer, Protocol):
     def _text(self, text: str) -> str: ...
 
 
-TEMPLATE_CHARACTERS = 300_000  # ten times the longest published one
-DEPTH = 64  # of the data
-GENERATION_MARK = "generation_mark"  # the variable that jinja_sandbox.py writes before and after {% generation %}
+TEMPLATE_CHARACTERS = 300_000  # ten times the longest published template
+DEPTH = 64  # nesting of messages, tools and documents
+GENERATION_MARK = "generation_mark"  # variable that jinja_sandbox.py writes on both sides of {% generation %}
 LIMITS = Limits(memory_bytes=512 * 2**20, cpu_seconds=5.0)  # for one rendering
 RENDERER = GuardedProcess("anyformer.inputs.jinja_sandbox")  # one per process, started by the first template
 atexit.register(RENDERER.close)
@@ -63,8 +63,8 @@ def encode(
 ) -> list[int]:
     """Return the token ids of a conversation, with one beginning-of-text token if the model has one.
 
-    The template writes its special tokens itself, so the tokenizer adds none. The beginning-of-text token appears once,
-    even if both would add it, or if only the tokenizer would."""
+    The template writes the special tokens. The tokenizer adds only a missing beginning-of-text token; repeated ones are
+    reduced to one."""
     text = render(
         tokenizer,
         messages,
@@ -80,7 +80,7 @@ def encode(
 
 
 def bos_prefix(tokenizer: ChatTokenizer, ids: Sequence[int]) -> tuple[list[int], int]:
-    """(the beginning-of-text ids, how many leading ids they replace)."""
+    """Return (beginning-of-text ids, number of leading ids that they replace)."""
     bos = tokenizer.bos_token_id
     if bos is None:
         return [], 0
@@ -111,8 +111,8 @@ def assistant_spans(
 ) -> tuple[str, list[tuple[int, int]]]:
     """Return the text of a conversation and the character spans of the assistant.
 
-    The spans are those inside {% generation %}; without this tag, the text that each message of the assistant adds
-    after its generation prompt, up to its end token."""
+    These are the spans inside {% generation %}. Without this tag: the text that each assistant message adds after the
+    generation prompt, up to and including its end token."""
     source = choose(tokenizer, template, tools is not None)
 
     def text(stop: int, prompt: bool = False, mark: str = "") -> str:
@@ -135,8 +135,8 @@ def assistant_spans(
         before, after = text(i, prompt=True) if i else "", text(i + 1)
         if not (whole.startswith(after) and after.startswith(before)):
             raise ValueError(
-                "the chat template formats a message differently when others follow it, so the assistant's words "
-                "cannot be found; mark them with {% generation %} in the template"
+                "the chat template formats a message differently if more messages follow, so the assistant's text "
+                "cannot be located; mark it with {% generation %} in the template"
             )
         kept = after.rstrip()
         spans.append((len(before), len(kept if last and kept.endswith(last) else after)))
@@ -156,21 +156,21 @@ def render(
     documents: Any = None,
     **more: Any,
 ) -> str:
-    """The text of a conversation. `template` is a template or the name of one of the folder's; `more` are variables."""
+    """Return the text of a conversation. `template` is a template or its name in the folder; `more` are variables."""
     if not messages or not all(isinstance(message, Mapping) and "role" in message for message in messages):
-        raise ValueError("messages must be a list of {'role': ..., 'content': ...}, with one at least")
+        raise ValueError("messages must be a non-empty list of {'role': ..., 'content': ...}")
     source = choose(tokenizer, template, tools is not None)
     data = {**tokenizer.special, **more, "messages": messages, "tools": tools, "documents": documents}
     return run(source, {**data, "add_generation_prompt": add_generation_prompt})
 
 
 def choose(tokenizer: ChatTokenizer, template: str | None = None, tools: bool = False) -> str:
-    """The template that was asked for; else the one for tools, if there are any; else the folder's own."""
+    """Return `template` itself or by its name; if it is None, the folder's template for tools or its default."""
     if template is not None and ("{{" in template or "{%" in template):
         return template
     sources = templates(tokenizer)
     if not sources:
-        raise ValueError(f"{tokenizer.folder or 'this tokenizer'} has no chat template; give the text itself")
+        raise ValueError(f"{tokenizer.folder or 'this tokenizer'} has no chat template; pass a text, not messages")
     name = template or ("tool_use" if tools and "tool_use" in sources else "default")
     if name not in sources:
         raise ValueError(f"no chat template {quote(name)}; {nearest(name, sources)}")
@@ -178,7 +178,7 @@ def choose(tokenizer: ChatTokenizer, template: str | None = None, tools: bool = 
 
 
 def templates(tokenizer: ChatTokenizer) -> dict[str, str]:
-    """name -> template: chat_template.jinja and its folder, chat_template.json, or in tokenizer_config.json."""
+    """Return {name: template} from the folder's *.jinja files, chat_template.json or tokenizer_config.json."""
     stored: Any = tokenizer.config.get("chat_template")
     folder = tokenizer.folder
     if folder is not None and (folder / "chat_template.json").is_file():
@@ -204,7 +204,7 @@ def _read(path: Path) -> str:
 
 
 def run(source: str, data: Mapping[str, Any]) -> str:
-    """Renders a template with some data. Every error in it becomes a one-line ValueError."""
+    """Render a template. Every error becomes a one-line ValueError."""
     if len(source) > TEMPLATE_CHARACTERS:
         raise ValueError(f"the chat template has more than {TEMPLATE_CHARACTERS:,} characters")
     if importlib.util.find_spec("jinja2") is None:
@@ -221,9 +221,9 @@ def run(source: str, data: Mapping[str, Any]) -> str:
 
 
 def plain_data(value: Any, depth: int = 0) -> Any:
-    """The same data in JSON types only, so that a template cannot call methods of objects."""
+    """Return the data in JSON types only, so that a template cannot call methods of objects."""
     if depth > DEPTH:
-        raise ValueError(f"messages nested more than {DEPTH} deep")
+        raise ValueError(f"messages are nested more than {DEPTH} levels deep")
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Mapping):
@@ -231,6 +231,6 @@ def plain_data(value: Any, depth: int = 0) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain_data(item, depth + 1) for item in value]
     for kind in (str, int, float):
-        if isinstance(value, kind):  # an enum, say
+        if isinstance(value, kind):  # for example an enum
             return kind.__str__(value) if kind is str else kind(value)
-    return f"<{type(value).__name__}>"  # a picture, say: templates only ask whether it is there
+    return f"<{type(value).__name__}>"  # for example a picture: templates only test whether there is one

@@ -1,4 +1,4 @@
-"""Pictures back from what models read and draw, and many of them on one sheet."""
+"""Conversion of model pixels to pictures, and contact sheets of many pictures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anyformer.specs.messages import quote
 
 
 def to_bytes(pixels: Tensor, images: Images) -> np.ndarray:
-    """(N, C, H, W) of numbers that a model reads -> (N, H, W, C) bytes: what `images` did to pictures, undone."""
+    """Invert the rescaling and normalization of `images`: pixel values (N, C, H, W) -> bytes (N, H, W, C)."""
     values = pixels.detach().float().cpu().numpy().astype(np.float64)
     if images.do_normalize:
         mean, std = (np.asarray(v, np.float64).reshape(-1, 1, 1) for v in (images.image_mean, images.image_std))
@@ -24,7 +24,7 @@ def to_bytes(pixels: Tensor, images: Images) -> np.ndarray:
 
 
 def largest_value(images: Images) -> float:
-    """The largest number, up or down, that a model reads of a picture."""
+    """Return the largest absolute pixel value that `images` can produce."""
     ends = np.asarray([0.0, 255.0]) * (images.rescale_factor if images.do_rescale else 1.0)
     if images.do_normalize:
         mean, std = (np.asarray(v, np.float64).reshape(-1, 1) for v in (images.image_mean, images.image_std))
@@ -33,11 +33,11 @@ def largest_value(images: Images) -> float:
 
 
 def write_sheet(path: str | Path, rows: Sequence[np.ndarray], gap: int = 2) -> None:
-    """Rows of pictures, (N, H, W, C) bytes each, as one file whose ending says its format; white between them."""
+    """Write rows of pictures, bytes (N, H, W, C) each, to one file with white gaps. The suffix selects the format."""
     Image, _ = pillow()
     shapes = {row.shape[1:] for row in rows}
     if len(shapes) != 1 or min(len(row) for row in rows) < 1:
-        raise ValueError(f"a sheet is made of rows of pictures of one size, got {quote(sorted(shapes))}")
+        raise ValueError(f"every row of a sheet needs pictures, all of one shape; got shapes {quote(sorted(shapes))}")
     ((height, width, channels),) = shapes
     most = max(len(row) for row in rows)
     sheet = np.full((len(rows) * (height + gap) - gap, most * (width + gap) - gap, channels), 255, np.uint8)

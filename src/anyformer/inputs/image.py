@@ -26,9 +26,9 @@ from anyformer.weights.io import read_json, write_json
 FILE, WHOLE = "preprocessor_config.json", "processor_config.json"
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
 HALF, CLIP_MEAN, CLIP_STD = (0.5,) * 3, (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-PIXELS = 89_478_485  # PIL's own limit: larger files are attacks on memory
+PIXELS = 89_478_485  # PIL's limit; larger files may be decompression bombs
 BILINEAR, BICUBIC = 2, 3  # PIL's filters from 0: nearest, Lanczos, bilinear, bicubic, box, Hamming
-SQUEEZED = 384  # from this size on, `crop_pct` resizes to a square without cropping (ConvNeXT)
+SQUEEZED = 384  # sizes from here on are resized to a square without cropping, despite `crop_pct` (ConvNeXT)
 
 Size = Mapping[str, int]
 
@@ -51,7 +51,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "ImageGPT": {"size": square(256), "do_color_quantize": True},
 }
 SHORT = ("CLIP", "Bit", "Siglip", "Llava", "ConvNext")  # for these, a size of one number is the shorter side
-# fields of one kind only, and fields that a kind lacks (Llava's do_pad means `pad_to_square`)
+# fields that only one kind has, and fields that a kind lacks (Llava's do_pad means `pad_to_square`)
 OWN = {"do_color_quantize": "ImageGPT", "clusters": "ImageGPT", "crop_pct": "ConvNext", "pad_to_square": ""}
 LACKS = {"ImageGPT": ("do_center_crop", "do_pad"), "ConvNext": ("do_pad",), "Llava": ("do_pad",)}
 # fields that have no effect here
@@ -84,7 +84,7 @@ class Images(Part):
     do_pad: bool = False
     pad_size: Size | None = None  # default: the largest picture of the batch
     crop_pct: float | None = None  # share of the shorter side that remains after cropping (ConvNeXT, ResNet)
-    pad_to_square: bool = False  # first, with the mean colour (LLaVA)
+    pad_to_square: bool = False  # before resizing, with the mean colour (LLaVA)
     do_color_quantize: bool = False
     clusters: tuple[tuple[float, ...], ...] | None = None  # colours, normalized like pixels
 
@@ -132,14 +132,14 @@ class Images(Part):
         kind = kind.removesuffix("Fast").removesuffix("Pil").removesuffix("ImageProcessor")
         kind = kind.removesuffix("FeatureExtractor")
         if kind not in KINDS:
-            raise ValueError(f"{name}: no processor of the kind {quote(kind)} for pictures; {nearest(kind, KINDS)}")
-        own = {field for field in hints(cls) if OWN.get(field, kind) == kind}
-        if strange := sorted(map(str, config.keys() - own - INERT)):
-            unknown = shorten(", ".join(strange))
+            raise ValueError(f"{name}: image processor {quote(kind)} is not supported; {nearest(kind, KINDS)}")
+        fields = {field for field in hints(cls) if OWN.get(field, kind) == kind}
+        if ignored := sorted(map(str, config.keys() - fields - INERT)):
+            unknown = shorten(", ".join(ignored))
             warnings.warn(f"{name}: ignored unknown fields {unknown}", UnknownFieldWarning, stacklevel=3)
         # as in transformers, a boolean that is null is False, and any other null field is ignored
         off = {key for key, hint in hints(cls).items() if hint is bool}
-        values = {key: value for key, value in config.items() if key in own and (value is not None or key in off)}
+        values = {key: value for key, value in config.items() if key in fields and (value is not None or key in off)}
         values |= {key: False for key in off if key in values and values[key] is None}
         short = kind in SHORT if config.get("default_to_square") is None else not config["default_to_square"]
         if kind == "CLIP" and config.get("use_square_size"):
@@ -231,13 +231,13 @@ class Images(Part):
             pixels = self._resize_and_crop(image)
             if self.do_rescale:
                 if pixels.dtype.kind == "f" and 0 < pixels.max() <= 1:
-                    raise ValueError("its numbers are between 0 and 1 already; give bytes, or do_rescale=False")
+                    raise ValueError("its numbers are already between 0 and 1; pass bytes, or set do_rescale=False")
                 pixels = (pixels.astype(np.float64) * self.rescale_factor).astype(np.float32)
             pixels = pixels.astype(np.float32, copy=False)
             if self.do_normalize:
                 mean, std = (np.asarray(v, np.float32).reshape(-1, 1, 1) for v in (self.image_mean, self.image_std))
                 if not {len(mean), len(std)} <= {1, len(pixels)}:
-                    raise ValueError(f"it has {len(pixels)} channels, and image_mean {len(mean)}, image_std {len(std)}")
+                    raise ValueError(f"it has {len(pixels)} channels, but image_mean {len(mean)}, image_std {len(std)}")
                 pixels = (pixels - mean) / std
         return np.ascontiguousarray(pixels)
 
@@ -277,13 +277,13 @@ def pictures(images: Any, name: str = "") -> Iterator[tuple[Any, str]]:
         several = pixels.ndim == 4
         for i, each in enumerate(pixels if several else [pixels], 1):
             yield each, f"picture {i}" if several else name
-    elif hasattr(images, "convert"):  # PIL's
+    elif hasattr(images, "convert"):  # a PIL image
         yield images, str(getattr(images, "filename", "") or name)
     elif isinstance(images, Iterable) and not isinstance(images, bytes | Mapping):
         for i, each in enumerate(images, 1):
             yield from pictures(each, f"picture {i}")
     else:
-        raise ValueError(f"a picture is a file, a folder, PIL's image, an array or a tensor; got {kind_of(images)}")
+        raise ValueError(f"expected a picture: a file, folder, PIL image, array or tensor; got {kind_of(images)}")
 
 
 def single_picture(picture: Any) -> tuple[Any, str]:
@@ -344,19 +344,19 @@ def array(picture: Any, channels: int | None) -> np.ndarray:
     elif picture.ndim == 3 and picture.shape[0] not in (1, 3, 4) and picture.shape[2] in (1, 3, 4):
         picture = np.moveaxis(picture, -1, 0)
     if picture.ndim != 3 or picture.shape[0] not in (1, 3, 4, channels) or 0 in picture.shape:
-        raise ValueError(f"an array of the shape {quote(picture.shape)} is not a picture of 1, 3 or 4 channels")
+        raise ValueError(f"an array of shape {quote(picture.shape)} is not a picture with 1, 3 or 4 channels")
     if picture.dtype == bool:
         picture = picture.astype(np.uint8) * 255
     if picture.dtype.kind not in "uif" or (picture.dtype.kind == "f" and not np.isfinite(picture).all()):
-        kind = "a number that is not finite" if picture.dtype.kind == "f" else f"numbers of the kind {picture.dtype}"
-        raise ValueError(f"it holds {kind}")
+        kind = "numbers that are not finite" if picture.dtype.kind == "f" else f"numbers of dtype {picture.dtype}"
+        raise ValueError(f"it contains {kind}")
     if channels is None or len(picture) == channels:
         return picture
     if channels == 3:
         return np.repeat(picture, 3, axis=0) if len(picture) == 1 else picture[:3]
     if channels == 1 and picture.dtype == np.uint8:
         return np.asarray(pillow()[0].fromarray(np.moveaxis(picture[:3], 0, -1)).convert("L"))[None]
-    raise ValueError(f"it has {len(picture)} channels, and the model reads {channels}")
+    raise ValueError(f"it has {len(picture)} channels, but the model reads {channels}")
 
 
 def eight_bits(image: Any, channels: int | None) -> Any:
@@ -365,7 +365,7 @@ def eight_bits(image: Any, channels: int | None) -> Any:
         pixels = np.asarray(image).astype(np.int64)
         if pixels.min(initial=0) < 0 or pixels.max(initial=0) > 65535:
             ends = f"{pixels.min()} to {pixels.max()}"
-            raise ValueError(f"its pixels go from {ends}, beyond 16 bits; convert it to 8 bits")
+            raise ValueError(f"its pixels range from {ends}, more than 16 bits; convert it to 8 bits")
         image = pillow()[0].fromarray((pixels // 257).astype(np.uint8))
     elif image.mode == "F":
         raise ValueError("its pixels are floating-point numbers (mode F); convert it to 8 bits")
@@ -383,7 +383,7 @@ def sides(value: Any, short: bool, name: str) -> Size:
     if isinstance(value, list | tuple) and len(value) == 2:
         return {"height": value[0], "width": value[1]}
     if not isinstance(value, Mapping) or not all(type(side) is int and side > 0 for side in value.values() if side):
-        raise ValueError(f"{name} is {quote(value)}; it is a number of pixels, or an object like {square(224)}")
+        raise ValueError(f"{name} is {quote(value)}; it must be a number of pixels, or an object like {square(224)}")
     return {key: side for key, side in value.items() if side is not None}
 
 
@@ -402,7 +402,7 @@ def target_size(size: Size, height: int, width: int) -> tuple[int, int]:
             scaled = rows, columns
         case _:
             valid = "height and width, shortest_edge, or max_height, max_width"
-            raise ValueError(f"size is {quote(dict(size))}; it has {valid}")
+            raise ValueError(f"size is {quote(dict(size))}; it must have {valid}")
     return scaled
 
 
@@ -431,7 +431,7 @@ def resize(pixels: np.ndarray, size: tuple[int, int], resample: int) -> np.ndarr
     fractions = pixels.dtype != np.uint8 and not np.allclose(pixels, pixels.astype(int))
     if pixels.dtype != np.uint8 and not 0 <= pixels.min() <= pixels.max() <= (1 if fractions else 255):
         raise ValueError(
-            f"its numbers go from {pixels.min():.6g} to {pixels.max():.6g}; pixels are bytes, or fractions from 0 to 1"
+            f"its numbers range from {pixels.min():.6g} to {pixels.max():.6g}; pass bytes, or fractions from 0 to 1"
         )
     if fractions:
         pixels = (pixels.astype(np.float64) * 255).astype(np.float32)
@@ -460,7 +460,7 @@ def middle(pixels: np.ndarray, wanted: int, axis: int) -> np.ndarray:
 
 
 def pad_square(pixels: np.ndarray, mean: float | tuple[float, ...]) -> np.ndarray:
-    """In the middle of a square as long as its longer side, of the colour that `mean` is."""
+    """Pad the shorter side on both ends with the colour `mean`, so that the picture is square."""
     side, (height, width) = max(pixels.shape[1:]), pixels.shape[1:]
     colour = (255 * np.asarray(mean, np.float64)).astype(int).reshape(-1, 1, 1)
     padded = np.broadcast_to(colour, (len(pixels), side, side)).astype(pixels.dtype)
@@ -474,7 +474,7 @@ def largest(arrays: list[np.ndarray]) -> Size:
 
 
 def pad(pixels: np.ndarray, size: Size) -> np.ndarray:
-    """Zeros below and to the right."""
+    """Pad with zeros below and on the right."""
     below, right = size["height"] - pixels.shape[1], size["width"] - pixels.shape[2]
     if below < 0 or right < 0:
         raise ValueError(f"a picture of {pixels.shape[1:]} is larger than pad_size {dict(size)}")

@@ -1,8 +1,8 @@
 """The process that renders chat templates: Jinja's immutable sandbox, in a guarded process.
 
-Run as `python -m anyformer.inputs.jinja_sandbox` by `chat.py`. It imports Jinja, and neither torch nor tokenizers, so
-that it starts in a fraction of a second. The sandbox keeps a template away from Python's objects; the limits of
-`runtime/guarded_process.py` bound its memory and time, whatever it computes.
+`chat.py` runs it as `python -m anyformer.inputs.jinja_sandbox`. It imports neither torch nor tokenizers, so it starts
+in a fraction of a second. The sandbox hides Python's objects from templates, and `runtime/guarded_process.py` limits
+their memory and time.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from jinja2 import nodes
 from anyformer.runtime.guarded_process import Refused, serve
 from anyformer.specs.messages import shorten
 
-GENERATION_MARK = "generation_mark"  # the variable written before and after the text in {% generation %}
+GENERATION_MARK = "generation_mark"  # variable that is written on both sides of the text in {% generation %}
 OUTPUT_CHARACTERS = 8_000_000
 CACHED_TEMPLATES = 8
 
 
 class GenerationTag(jinja2.ext.Extension):
-    """{% generation %} marks the assistant's words for training: with the variable `GENERATION_MARK` on both sides if
-    there is one. Otherwise the text is the same."""
+    """The tag {% generation %} around the assistant's text. It writes the variable `GENERATION_MARK` on both sides; if
+    the variable is not set, the tag has no effect."""
 
     tags = {"generation"}
 
@@ -45,7 +45,7 @@ def raise_exception(message: Any) -> None:
 def tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Jinja's own filter is for HTML and escapes < and >."""
+    """Write JSON. Unlike Jinja's filter, which is for HTML, it does not escape < and >."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -69,7 +69,7 @@ def compile_template(source: str) -> jinja2.Template:
 
 
 def render(request: dict[str, Any]) -> str:
-    """The text of the template `source` with `variables`. Every error becomes one line."""
+    """Return the text of the template `source` with `variables`. Errors of the template become a one-line Refused."""
     pieces, size = [], 0
     try:
         for piece in compile_template(request["source"]).generate(**request["variables"]):
@@ -86,7 +86,7 @@ def render(request: dict[str, Any]) -> str:
         message = f"the chat template: {error.message or type(error).__name__}"
     except RecursionError:
         message = "the chat template is nested too deeply"
-    except Exception as error:  # whatever a template does to its data
+    except Exception as error:  # a template can raise any error
         message = f"the chat template: {type(error).__name__}: {error}"
     raise Refused(shorten(" ".join(message.split()), 600))
 

@@ -18,7 +18,7 @@ _M2M = (
 # `language_codes` of a tokenizer_config.json -> the codes [Fan et al. 2020, Tran et al. 2021]
 LANGUAGES = {"m2m100": _M2M.split(), "wmt21": ["en", "ha", "is", "ja", "cs", "ru", "zh", "de"]}
 
-# languages that are heard [Radford et al. 2022]: code and name
+# spoken languages of Whisper [Radford et al. 2022]: code and name
 _SPOKEN = (
     "en english, zh chinese, de german, es spanish, ru russian, ko korean, fr french, ja japanese, pt portuguese, "
     "tr turkish, pl polish, ca catalan, nl dutch, ar arabic, sv swedish, it italian, id indonesian, hi hindi, "
@@ -45,7 +45,7 @@ NLLB = re.compile("[a-z]{3}_[A-Z][a-z]{3}")
 
 
 def language_processor(core: tokenizers.Tokenizer, language: int, end: int) -> processors.PostProcessor:
-    """Puts the token of its language before a text and the end token after it."""
+    """Return a post-processor that adds the language token before a text and the end token after it."""
     before, after = core.id_to_token(language), core.id_to_token(end)
     return processors.TemplateProcessing(
         single=[before, "$A", after],
@@ -55,7 +55,7 @@ def language_processor(core: tokenizers.Tokenizer, language: int, end: int) -> p
 
 
 def add_whisper_prompt(core: tokenizers.Tokenizer, config: dict[str, Any]) -> tokenizers.Tokenizer:
-    """Puts before a text the tokens that Whisper begins with: its language and task where the config names them."""
+    """Add Whisper's prompt before each text: the start token, and language and task if the config names them."""
     tokens = ["<|startoftranscript|>"]
     if (language := config.get("language")) is not None:
         code = CODES.get(str(language).lower(), str(language).lower())
@@ -69,7 +69,7 @@ def add_whisper_prompt(core: tokenizers.Tokenizer, config: dict[str, Any]) -> to
     tokens += [] if config.get("predict_timestamps") else ["<|notimestamps|>"]
     end = "<|endoftext|>"
     ids = [(token, core.token_to_id(token)) for token in (*tokens, end)]
-    if all(number is not None for _, number in ids):  # a vocabulary without these tokens stays as its file has it
+    if all(number is not None for _, number in ids):  # otherwise the file's post-processor is kept
         core.post_processor = processors.TemplateProcessing(
             single=[*tokens, "$A", end], pair=[*tokens, "$A", "$B:1", f"{end}:1"], special_tokens=ids
         )

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import tokenizers
 
 PIECE = 2**16  # characters that are tokenized at once
-AHEAD = 2**10  # of these, characters after the cut
+AHEAD = 2**10  # characters of a piece that follow the cut
 BEFORE = 64  # characters before a cut that the next piece repeats, if its tokens would differ without them
 LONGEST = 2**22  # characters of a text in one encoding, which needs about 300 bytes per character
 
@@ -62,9 +62,9 @@ def split_at_spaces(text: str | LongText) -> Iterator[str]:
     for part in split_text(text):
         waiting += part
         if len(waiting) > PIECE:
-            place = next(_spaces(waiting, len(waiting)), len(waiting))
-            yield waiting[:place]
-            waiting = waiting[place:]
+            cut = next(_spaces(waiting, len(waiting)), len(waiting))
+            yield waiting[:cut]
+            waiting = waiting[cut:]
     if waiting:
         yield waiting
 
@@ -77,9 +77,9 @@ def pieces(encode: Encode, parts: Iterable[str]) -> Iterator[TokenRange]:
         while len(waiting) > PIECE:
             window = waiting[:PIECE]
             encoding = encode(window)
-            stop, place, again = _cut(encode, window, encoding)
+            stop, cut, again = _cut(encode, window, encoding)
             yield TokenRange(encoding, skip, stop)
-            waiting, skip = waiting[place:], again
+            waiting, skip = waiting[cut:], again
     encoding = encode(waiting)
     yield TokenRange(encoding, skip, len(encoding.ids))
 
@@ -98,22 +98,22 @@ def _cut(encode: Encode, window: str, encoding: tokenizers.Encoding) -> tuple[in
     def begins(token: int) -> int:
         return span(encoding, token)[0]
 
-    for place in _places(window):
-        first = bisect_left(range(len(ids)), place, key=begins)
-        if first and span(encoding, first - 1)[1] > place:
+    for cut in _candidate_cuts(window):
+        first = bisect_left(range(len(ids)), cut, key=begins)
+        if first and span(encoding, first - 1)[1] > cut:
             continue  # inside a token
         rest = ids[first:]
-        fallback = fallback or (first, place, 0)
+        fallback = fallback or (first, cut, 0)
         # if the tokenizer adds a prefix space itself, the next piece must not begin with one
-        for start in (place, place + (window[place] == " "), place - BEFORE):
+        for start in (cut, cut + (window[cut] == " "), cut - BEFORE):
             again = encode(window[start:]).ids
             skip = len(again) - len(rest)
-            if again[max(skip, 0) :] == rest and (skip == 0 or (skip > 0 and start < place)):
+            if again[max(skip, 0) :] == rest and (skip == 0 or (skip > 0 and start < cut)):
                 return first, start, skip
     return fallback or (len(ids), len(window), 0)
 
 
-def _places(window: str) -> Iterator[int]:
+def _candidate_cuts(window: str) -> Iterator[int]:
     """Yield candidate cuts: before spaces first, then anywhere."""
     limit = len(window) - AHEAD
     yield from islice(_spaces(window, limit), 8)
@@ -122,7 +122,7 @@ def _places(window: str) -> Iterator[int]:
 
 def _spaces(text: str, limit: int) -> Iterator[int]:
     """Yield spaces and line ends that follow a non-space character, last first."""
-    place = limit
-    while (place := max(text.rfind(" ", 1, place), text.rfind("\n", 1, place))) > BEFORE:
-        if not text[place - 1].isspace():
-            yield place
+    cut = limit
+    while (cut := max(text.rfind(" ", 1, cut), text.rfind("\n", 1, cut))) > BEFORE:
+        if not text[cut - 1].isspace():
+            yield cut

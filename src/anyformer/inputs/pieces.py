@@ -18,7 +18,7 @@ from anyformer.specs.messages import nearest, quote
 
 
 def pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
-    """A SentencePiece model: Llama and Mistral, T5."""
+    """Read a SentencePiece model (Llama, Mistral, T5)."""
     name = next(n for n in PIECES if (folder / n).is_file())
     model = sentencepiece.read(folder / name)
     ends = class_defaults(kind).ends
@@ -29,14 +29,14 @@ def pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[str, s
     special = {**{name: text for name, text in LLAMA.items() if core.token_to_id(text) is not None}, **special}
     if ends is not None:
         core.post_processor = special_tokens_template(core, ends, special)
-    elif not config and "bos_token" in special:  # a model file without a config: all published ones add bos
+    elif not config and "bos_token" in special:  # no config: all published models of this form add bos
         config = {"add_bos_token": True}
     return TokenizerFiles(core, config, special, doubles_space=sentencepiece.doubles(core))
 
 
 def fairseq(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
-    """XLM-R and CamemBERT: the first words of fairseq's dictionary (some of which are pieces, too), then the pieces of
-    a SentencePiece model, then the mask."""
+    """Read the SentencePiece model of XLM-R or CamemBERT. Ids follow fairseq's dictionary: its first words (some are
+    also pieces), the other pieces, the mask."""
     usual = CLASSES[kind]
     special = {**usual.special, **special}
     source = sentencepiece.read(folder / next(n for n in PIECES if (folder / n).is_file()))
@@ -58,7 +58,7 @@ def fairseq(folder: Path, kind: str, config: dict[str, Any], special: dict[str, 
 
 
 def deberta(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
-    """DeBERTa v2 and v3: normalizes spaces and Unicode with rules of the class instead of the file's."""
+    """Read DeBERTa v2 and v3, which normalize spaces and Unicode by rules of the class instead of the file's."""
     source = sentencepiece.read(folder / next(n for n in PIECES if (folder / n).is_file()))
     special = {**CLASSES[kind].special, **special}
     unknown = next((i for i, (text, *_) in enumerate(source.pieces) if text == special["unk_token"]), source.unk_id)
@@ -77,7 +77,7 @@ def deberta(folder: Path, kind: str, config: dict[str, Any], special: dict[str, 
 
 
 def xlnet(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
-    """XLNet: accents are removed before the file's normalization, and the mask token includes the space before it."""
+    """Read XLNet: it removes accents before the file's normalization. Its mask token includes a space before it."""
     source = sentencepiece.read(folder / next(n for n in PIECES if (folder / n).is_file()))
     special = {**CLASSES[kind].special, **special}
     core = sentencepiece.build(dataclasses.replace(source, model=sentencepiece.UNIGRAM, byte_fallback=False))
@@ -113,7 +113,7 @@ def add_ends(
 
 
 def marian(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
-    """Marian: pieces of the source language, ids from vocab.json, text from the same ids."""
+    """Read Marian: source.spm and target.spm split texts into pieces; vocab.json has the ids of both languages."""
     if (folder / "target_vocab.json").is_file() and config.get("separate_vocabs"):
         raise ValueError("separate vocabularies of the two languages are not supported")
     special = {**CLASSES["MarianTokenizer"].special, **special}
@@ -130,14 +130,14 @@ def marian(folder: Path, kind: str, config: dict[str, Any], special: dict[str, s
 
 
 def m2m(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
-    """M2M-100: pieces of a hundred languages, ids from vocab.json, then one token per language."""
+    """Read M2M-100: pieces of a hundred languages with the ids of vocab.json, then one token per language."""
     special = {**CLASSES["M2M100Tokenizer"].special, **special}
     vocabulary = contiguous_vocab(folder)
     name = config.get("language_codes") or "m2m100"
     if name not in LANGUAGES:
         raise ValueError(f"language_codes={quote(name)}; {nearest(str(name), LANGUAGES)}")
     languages = {code: len(vocabulary) + i for i, code in enumerate(LANGUAGES[name])}
-    full = {**vocabulary, **{f"__{code}__": place for code, place in languages.items()}}
+    full = {**vocabulary, **{f"__{code}__": token_id for code, token_id in languages.items()}}
     core, writer = build_with_ids(
         folder / "sentencepiece.bpe.model", full, special, tokens=list(full)[len(vocabulary) :]
     )
@@ -171,7 +171,7 @@ def build_with_ids(
     readable = (sentencepiece.NORMAL, sentencepiece.USER_DEFINED)
     scores = {text: score for text, score, kind in source.pieces if kind in readable}
     marked = {text for text in (*special.values(), *tokens) if text in vocabulary}
-    # Words that are not pieces are never used for encoding. Pieces without an id are, and become the unknown token.
+    # Words that are not pieces are never used for encoding. Pieces without an id are used and become the unknown token.
     kinds = {**dict.fromkeys(marked, sentencepiece.CONTROL), **dict.fromkeys(inside, sentencepiece.USER_DEFINED)}
     known = [
         (word, 0.0, kinds[word])

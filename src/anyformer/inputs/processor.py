@@ -47,7 +47,7 @@ def is_audio(config: dict[str, Any]) -> bool:
     return "sampling_rate" in config or str(config.get("feature_extractor_type")) in KINDS
 
 
-PICTURES = {"image_processor_type", "image_mean", "size"}  # settings for pictures have one of these fields
+PICTURES = {"image_processor_type", "image_mean", "size"}  # one of these fields is in all settings for pictures
 # keyword of the data -> reader
 READERS: dict[str, MediaReader] = {
     "images": MediaReader(lambda folder: any(PICTURES & c.keys() for c in settings_in(folder)), Images.load),
@@ -56,10 +56,10 @@ READERS: dict[str, MediaReader] = {
 
 
 class Placeholders(NamedTuple):
-    """Placeholder tokens for a picture or a recording in a text: one per vector (LLaVA)."""
+    """The placeholder tokens of a picture or recording in a text: one token per vector (LLaVA)."""
 
     token: str
-    count: Callable[[Tensor], int]  # number of vectors of each, given (M, C, H, W) or (M, C, frames)
+    count: Callable[[Tensor], int]  # number of vectors per picture (M, C, H, W) or recording (M, C, frames)
 
     @classmethod
     def from_folder(cls, folder: Path, name: str, tokenizer: Tokenizer) -> Placeholders | None:
@@ -68,7 +68,7 @@ class Placeholders(NamedTuple):
             if isinstance(patch := config.get("patch_size"), int) and "vision_feature_select_strategy" in config:
                 more, token = config.get("num_additional_image_tokens") or 0, config.get("image_token") or "<image>"
                 if not isinstance(more, int) or not isinstance(token, str):
-                    what = "num_additional_image_tokens is a whole number and image_token a text"
+                    what = "num_additional_image_tokens must be an integer and image_token a string"
                     raise ValueError(f"{folder}: {what}, got {quote(more)} and {quote(token)}")
                 more -= int(config["vision_feature_select_strategy"] == "default")
                 return cls(token, functools.partial(patches, patch, more))
@@ -86,7 +86,7 @@ class Placeholders(NamedTuple):
     def expand(self, texts: Sequence[str], given: Tensor, what: str) -> list[str]:
         """Repeat the token of each picture or recording in the texts once per vector."""
         if (number := sum(text.count(self.token) for text in texts)) != len(given):
-            raise ValueError(f"{len(given)} {what} for {number} {self.token} in the text")
+            raise ValueError(f"the text contains {self.token} {number} times, but {len(given)} {what} are given")
         return [text.replace(self.token, self.token * self.count(given)) for text in texts]
 
 
@@ -107,7 +107,7 @@ def processor(name: str | Path, *, offline: bool = False) -> Processor:
     except (ValueError, OSError) as error:
         if not media:
             raise
-        # images and audio need no tokenizer; its error is raised when a text is given
+        # images and audio need no tokenizer: raise its error only if a text is given
         return Processor(folder, None, media, None if isinstance(error, FileNotFoundError) else error)
 
 
@@ -156,7 +156,7 @@ class Processor:
         for name, value in given.items():
             if name not in self.media:
                 reads = " and ".join([*(["text"] if self._tokenizer is not None else []), *self.media])
-                raise ValueError(f"{name}: {self.folder} reads {reads}")
+                raise ValueError(f"{name} cannot be read: {self.folder} has only settings for {reads}")
             tensors[name] = self.reader(name)(value, **settings)
             out |= tensors[name]
         if settings and not given:
@@ -167,15 +167,15 @@ class Processor:
         if padding not in (True, False, "longest", "max_length"):
             raise ValueError(f"padding={quote(padding)}; valid: True, False, 'longest', 'max_length'")
         if max_length is not None and not truncation and padding != "max_length":
-            raise ValueError("max_length does nothing without truncation=True or padding='max_length'")
+            raise ValueError("max_length has no effect without truncation=True or padding='max_length'")
         if longest is None and (truncation or padding == "max_length"):
-            raise ValueError("pass max_length: this tokenizer has no maximal length")
+            raise ValueError("pass max_length, because this tokenizer has no maximal length")
         texts = [text] if isinstance(text, str) else list(text)
         pairs = [text_pair] if isinstance(text_pair, str) else text_pair
         placed = False
         for name in given:
-            if (places := Placeholders.from_folder(self.folder, name, self.tokenizer)) is not None:
-                texts = places.expand(texts, next(iter(tensors[name].values())), CALLED[name])
+            if (tokens := Placeholders.from_folder(self.folder, name, self.tokenizer)) is not None:
+                texts = tokens.expand(texts, next(iter(tensors[name].values())), CALLED[name])
                 out.pop("attention_mask", None)  # of the audio: the model also reads its padding
                 placed = placed or name == "audio"
         encoded = self.tokenizer.batch(

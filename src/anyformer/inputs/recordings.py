@@ -88,7 +88,7 @@ class AudioRecording:
             if not np.abs(mono).max() <= LOUDEST:  # NaN is refused too
                 bad = int(np.flatnonzero(~(np.abs(mono) <= LOUDEST))[0])
                 problem = f"{mono[bad]:.3g}, too large" if np.isfinite(mono[bad]) else "not a finite number"
-                raise UnreadableAudio(f"{self.name}: sample {done + bad:,} is {problem}; samples are between -1 and 1")
+                raise UnreadableAudio(f"{self.name}: sample {done + bad:,} is {problem}; they must be between -1 and 1")
             done += len(mono)
             yield mono if change is None else change.resample_chunk(mono)
         if self.length is not None and done < self.length:
@@ -121,12 +121,12 @@ def _stream(chunks: Iterator[Any], rate: int) -> AudioRecording:
 
 
 def _array(samples: Any, rate: int) -> AudioRecording:
-    numbers, place = _samples(samples), 0
+    numbers, position = _samples(samples), 0
 
     def pull(n: int) -> np.ndarray:
-        nonlocal place
-        block = numbers[place : place + n, None].astype(np.float32)
-        place += len(block)
+        nonlocal position
+        block = numbers[position : position + n, None].astype(np.float32)
+        position += len(block)
         return block
 
     return AudioRecording(rate, pull, "the samples")
@@ -136,12 +136,12 @@ def _samples(samples: Any) -> np.ndarray:
     try:
         numbers = np.asarray(samples)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"samples are an array of numbers, not a {type(samples).__name__}: {error}") from None
+        raise ValueError(f"samples must be an array of numbers, got {type(samples).__name__}: {error}") from None
     if numbers.ndim != 1 or numbers.dtype.kind not in "fiu":
-        raise ValueError(f"samples are numbers (T,), one channel, got {numbers.dtype} {quote(numbers.shape)}")
+        raise ValueError(f"samples must be one channel of numbers (T,), got {numbers.dtype} {quote(numbers.shape)}")
     if numbers.dtype.kind != "f":
         if numbers.dtype.kind == "u" or numbers.dtype.itemsize > 4:
-            raise ValueError(f"samples are fp32 between -1 and 1, or int16 or int32, got {numbers.dtype}")
+            raise ValueError(f"samples must be fp32 between -1 and 1, int16 or int32, got {numbers.dtype}")
         numbers = numbers / np.float32(-float(np.iinfo(numbers.dtype).min))
     return numbers
 
@@ -199,7 +199,7 @@ def _reason(error: BaseException) -> str:
     """Return why a file cannot be read. A file that ends inside its header raises an EOFError without a message."""
     reason = str(error).rpartition(": ")[2].strip().rstrip(".")
     if "does not exist" in reason:  # libsndfile's message for an MP3 without a frame
-        reason = "holds no sound that can be read"
+        reason = "contains no readable sound"
     return reason or "ends too early"
 
 

@@ -44,7 +44,7 @@ def fields(raw: bytes) -> Iterator[tuple[int, Any]]:
             if byte < 128:
                 return value, at
             if shift > 63:
-                raise ValueError("a number of more than ten bytes")
+                raise ValueError("a number has more than ten bytes")
 
     at = 0
     while at < len(raw):
@@ -55,10 +55,10 @@ def fields(raw: bytes) -> Iterator[tuple[int, Any]]:
             yield key >> 3, value - 2**64 if value >= 2**63 else value
             continue
         if kind not in (1, 2, 5):
-            raise ValueError(f"a field of kind {kind}")
+            raise ValueError(f"a field has the unknown type {kind}")
         size, at = varint(at) if kind == 2 else ({1: 8, 5: 4}[kind], at)
         if at + size > len(raw):
-            raise ValueError("a field goes beyond the end")
+            raise ValueError("a field extends beyond the end of the file")
         yield key >> 3, raw[at : at + size]
         at += size
 

@@ -38,7 +38,7 @@ class Tokenizer:
     """The tokenizer of a model folder.
 
     `special` names its special tokens ({"bos_token": "<s>", ...}); each also has an id: `tokenizer.bos_token_id`.
-    `languages` has the ids of the tokens that mark languages, by their codes; `in_language` marks another one.
+    `languages` maps language codes to token ids; `in_language` returns a copy for a different language.
     """
 
     bos_token_id: int | None
@@ -79,7 +79,7 @@ class Tokenizer:
         longest = self.config.get("model_max_length")
         self.max_length = int(longest) if isinstance(longest, (int, float)) and 0 < longest < 2**31 else None
         added = self.writer.get_added_tokens_decoder()
-        self.special_ids = frozenset(place for place, token in added.items() if token.special)
+        self.special_ids = frozenset(number for number, token in added.items() if token.special)
         self._tidy = bool(self.config.get("clean_up_tokenization_spaces", False)) and not isinstance(
             self.writer.model, tokenizers.models.BPE
         )
@@ -91,7 +91,7 @@ class Tokenizer:
         return side
 
     def _input_names(self) -> tuple[str, ...]:
-        """Names of the tensors that a text becomes: model_input_names, as in transformers."""
+        """Return the names of the tensors of a text: model_input_names, as in transformers."""
         names = self.config.get("model_input_names", INPUT_NAMES)
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError(f"model_input_names is {quote(names)}; it must be a list of names such as {INPUT_NAMES}")
@@ -99,7 +99,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, name: str | Path, *, offline: bool = False) -> Tokenizer:
-        """Load it from a folder or hub id: tokenizer.json, vocab.json + merges.txt, vocab.txt or SentencePiece."""
+        """Load a folder or hub id with tokenizer.json, vocab.json + merges.txt, vocab.txt or a SentencePiece model."""
         from anyformer.weights import hub
 
         folder = hub.resolve(name, offline=offline)
@@ -127,8 +127,8 @@ class Tokenizer:
     def vocab(self) -> dict[str, int]:
         return self.writer.get_vocab()
 
-    def token(self, place: int) -> str | None:
-        return self.writer.id_to_token(place)
+    def token(self, number: int) -> str | None:
+        return self.writer.id_to_token(number)
 
     def id(self, token: str) -> int | None:
         return self.writer.token_to_id(token)
@@ -182,8 +182,8 @@ class Tokenizer:
         one = next((encoding for text in "aA.1" if (encoding := self.plain(text)).ids), self.plain(""))
         one.truncate(1)
         ids = self._post_process(one, None, True).ids
-        place = ids.index(one.ids[0]) if one.ids else len(ids)
-        return ids[:place], ids[place + 1 :]
+        start = ids.index(one.ids[0]) if one.ids else len(ids)
+        return ids[:start], ids[start + 1 :]
 
     def encode_target(self, text: str) -> list[int]:
         """Return the ids of a target text, which may have a different vocabulary (Marian)."""
@@ -207,7 +207,7 @@ class Tokenizer:
             return ids
         unknown = self.unk_token_id
         assert unknown is not None
-        return [place if place < self._unknown_from else unknown for place in ids]
+        return [number if number < self._unknown_from else unknown for number in ids]
 
     def batch(
         self,
@@ -222,18 +222,18 @@ class Tokenizer:
         multiple: int = 1,
         names: Sequence[str] | None = None,
     ) -> dict[str, Tensor]:
-        """The tensors (B, T) of `names`, by default `input_names`, padded to the longest, to `at_least` so many tokens
-        and to a `multiple`.
+        """Return the tensors `names` (B, T), by default `input_names`. T is the length of the longest text, at least
+        `at_least`, rounded up to a multiple of `multiple`.
 
-        Beyond `max_length` tokens a text is cut, the longer of a pair first; special tokens stay. Without `padding`,
-        texts must be of one length.
+        Texts with more than `max_length` tokens are cut, the longer text of a pair first; special tokens are kept. If
+        `padding` is False, all texts must have the same number of tokens.
         """
         import torch
 
         if isinstance(texts, str) or isinstance(pairs, str):
             raise ValueError("batch takes a list of texts; use encode(text) for one")
         if pairs is not None and len(pairs) != len(texts):
-            raise ValueError(f"{len(texts)} texts and {len(pairs)} pairs")
+            raise ValueError(f"{len(texts)} texts, but {len(pairs)} pairs")
         side = self.padding_side if padding_side is None else padding_side
         if side not in SIDES:
             raise ValueError(f"padding_side={quote(side)}; {nearest(str(side), SIDES)}")
@@ -241,7 +241,7 @@ class Tokenizer:
         rows = [self._encode(t, p, max_length, add_special_tokens) for t, p in zip(texts, seconds)]
         T = max((len(row.ids) for row in rows), default=0)
         if not padding and any(len(row.ids) < T for row in rows):
-            raise ValueError("the texts differ in length; padding=True makes them one tensor")
+            raise ValueError("the texts have different lengths; set padding=True")
         T = -(-max(T, at_least) // multiple) * multiple
         pad = self.filler
 
@@ -347,7 +347,7 @@ def check_vocabulary_size(model: TransformerModule, tokenizer: Tokenizer | None)
         raise ValueError(f"{sizes}: they do not belong together")
 
 
-# -- spaces that tokenization left before punctuation, for vocabularies of words ---------------------------------------
+# -- spaces before punctuation in decoded texts, for vocabularies of words -------------------------------------------
 
 _TIDY = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
@@ -361,21 +361,20 @@ def clean_up_spaces(text: str) -> str:
 def stable_length(text: str) -> int:
     """Return the number of characters that `clean_up_spaces` can no longer change, whatever text follows: up to the
     last space after a word that it does not change."""
-    place = text.rfind(" ")
-    while place > 0 and (text[place - 1] in " '" or text[:place].endswith(" n") or text[:place] == "n"):
-        place = text.rfind(" ", 0, place)
-    return max(place, 0)
+    space = text.rfind(" ")
+    while space > 0 and (text[space - 1] in " '" or text[:space].endswith(" n") or text[:space] == "n"):
+        space = text.rfind(" ", 0, space)
+    return max(space, 0)
 
 
 # -- token by token ----------------------------------------------------------------------------------------------------
 
 
 class StreamDecoder:
-    """Text as its tokens arrive: never half a character, never a stop string or what may turn out to be one.
+    """Decodes tokens one by one. It never returns part of a character or of a stop string.
 
-    The pieces joined, `flush()` included, are `decode` of all tokens, cut before the first stop string; only a
-    character that the last tokens leave unfinished is left out. After a stop string `stopped` is that string, and
-    nothing more comes.
+    All returned texts together, `flush()` included, equal `decode` of all tokens, cut before the first stop string and
+    without an incomplete last character. After a stop string, `stopped` is that string and `push` returns "".
     """
 
     def __init__(
@@ -383,10 +382,10 @@ class StreamDecoder:
     ) -> None:
         self.stop = [stop] if isinstance(stop, str) else list(stop or [])
         if not all(isinstance(text, str) and text for text in self.stop):
-            raise ValueError("stop strings must be text that is not empty")
+            raise ValueError("each stop string must be a non-empty string")
         self.stopped: str | None = None
         self._tokenizer, self._skip = tokenizer, tokenizer.special_ids if skip_special_tokens else frozenset()
-        self._before: list[int] = []  # tokens whose text was returned; new tokens are decoded after them
+        self._before: list[int] = []  # the last tokens whose text was returned, as context of the new ones
         self._new: list[int] = []
         self._untidy = ""  # text that tidying may still change
         self._held = ""  # text that may be the beginning of a stop string
@@ -395,13 +394,13 @@ class StreamDecoder:
         self._fallback = "ByteFallback" in kinds
 
     def push(self, token: int) -> str:
-        """Add a token and return the text that is final now: of this token, of several, or none."""
+        """Add a token and return the new text that can no longer change, of any number of tokens."""
         token = int(token)
         text = self._tokenizer.token(token)
         if self.stopped is not None or text is None:
             return ""
         if token in self._skip:
-            if text in self.stop:  # a stop string that is a special token has no text
+            if text in self.stop:  # a special token that is a stop string; it has no text
                 rest = self._rest(self._settle(len(self._new)))
                 self.stopped = self.stopped or text
                 return rest
@@ -453,16 +452,16 @@ class StreamDecoder:
     def _pass(self, text: str, last: bool = False) -> str:
         if self._tokenizer._tidy:
             text = self._untidy + text
-            place = len(text) if last else stable_length(text)
-            text, self._untidy = clean_up_spaces(text[:place]), text[place:]
+            end = len(text) if last else stable_length(text)
+            text, self._untidy = clean_up_spaces(text[:end]), text[end:]
         if not self.stop:
             return text
         text = self._held + text
         stops = [(text.index(stop), stop) for stop in self.stop if stop in text]
         if stops:
-            place, self.stopped = min(stops)
+            start, self.stopped = min(stops)
             self._held = ""
-            return text[:place]
+            return text[:start]
         keep = max(_overlap(text, stop) for stop in self.stop)
         text, self._held = text[: len(text) - keep], text[len(text) - keep :]
         return text

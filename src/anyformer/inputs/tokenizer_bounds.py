@@ -31,33 +31,33 @@ Step = dict[str, Any]
 
 STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 MAX_STEPS = 1000  # in one sequence
-MAX_GROWTH = 2**16  # characters that a normalizer may make of one; above LONGEST in total, texts are measured first
+MAX_GROWTH = 2**16  # normalizer: output characters per input character
 MAX_DECODER_GROWTH = 4
-MAX_BYTE_STEPS = 2  # pre-tokenizers that write several characters for one
-MAX_SPECIAL_TOKENS = 1024  # that a post-processor adds to one text
+MAX_BYTE_STEPS = 2  # pre-tokenizers that replace one character by several
+MAX_SPECIAL_TOKENS = 1024  # of a post-processor, per text
 MAX_TOKEN_CHARACTERS = 4096
-MAX_WORD_CHARACTERS = 500  # of WordPiece, whose time grows with the third power of it
+MAX_WORD_CHARACTERS = 500  # of WordPiece, whose time grows with its third power
 SECONDS = 5.0  # for one text, if a regular expression may backtrack
 
 ENCODING, DECODING = "the tokenizer cannot encode this text: ", "the tokenizer cannot decode these tokens: "
 
-# Characters that a normalizer may make of one. Unicode's longest compatibility decomposition has 18.
+# Output characters per input character of a normalizer. Unicode's longest compatibility decomposition has 18.
 FACTORS = {"Strip": 1, "StripAccents": 1, "Nmt": 1, "Lowercase": 2, "NFC": 3, "NFD": 4, "ByteLevel": 4}
 UNICODE_FACTOR = 18
 
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    growth: int  # characters that the normalizer makes of one, at most
-    prefix: int  # of them, characters that it adds to every part of a text between two added tokens; 0 if only one
-    may_backtrack: bool  # in a regular expression: it may panic, or take very long
+    growth: int  # maximal output characters of the normalizer per input character, `prefix` included
+    prefix: int  # characters that it adds to each part of a text between added tokens; 0 if it adds only one
+    may_backtrack: bool  # whether a regular expression may panic or take very long
 
 
 # -- before a file is loaded -------------------------------------------------------------------------------------------
 
 
 def judge(steps: dict[str, Any]) -> Bounds:
-    """The bounds of a tokenizer's steps, as in tokenizer.json. Raise a ValueError if a step may exceed the limits."""
+    """Return the bounds of a tokenizer's steps, as in tokenizer.json. Raise ValueError if a step may exceed limits."""
     flat = {name: flatten(steps.get(name)) for name in STEPS}
     for name in STEPS:
         if len(flat[name]) > MAX_STEPS:
@@ -65,7 +65,7 @@ def judge(steps: dict[str, Any]) -> Bounds:
     growth, extra = text_growth(flat["normalizer"])
     decoder_growth = sum(text_growth(list(map(decoder_replacement, flat["decoder"]))))
     special = added_tokens(flat["post_processor"])
-    prefix = extra if extra > 1 else 0  # Llama's has one character
+    prefix = extra if extra > 1 else 0  # Llama's prefix has one character
     growth += prefix
     if growth > MAX_GROWTH:
         raise ValueError(f"the normalizer can make a text {growth:,} times as long; the limit is {MAX_GROWTH:,}")
@@ -76,7 +76,7 @@ def judge(steps: dict[str, Any]) -> Bounds:
     if special > MAX_SPECIAL_TOKENS:
         raise ValueError(f"the post_processor adds {special:,} tokens; the limit is {MAX_SPECIAL_TOKENS:,}")
     if sum("add_prefix_space" in step or "replacement" in step for step in flat["pre_tokenizer"]) > MAX_BYTE_STEPS:
-        raise ValueError(f"the pre_tokenizer has more than {MAX_BYTE_STEPS} steps of the kinds ByteLevel and Metaspace")
+        raise ValueError(f"the pre_tokenizer has more than {MAX_BYTE_STEPS} ByteLevel and Metaspace steps")
     patterns = [step.get("pattern") for name in STEPS for step in flat[name]]
     expressions = [pattern["Regex"] for pattern in patterns if isinstance(pattern, dict) and "Regex" in pattern]
     strips = any(step.get("stop") for step in flat["decoder"])  # panics if a token is shorter
@@ -84,7 +84,7 @@ def judge(steps: dict[str, Any]) -> Bounds:
 
 
 def flatten(step: Step | None) -> list[Step]:
-    """The steps of a sequence, and of the sequences in it."""
+    """Return the steps of a sequence and its nested sequences."""
     if step is None:
         return []
     for name in ("normalizers", "pretokenizers", "processors", "decoders"):
@@ -94,9 +94,10 @@ def flatten(step: Step | None) -> list[Step]:
 
 
 def text_growth(steps: list[Step]) -> tuple[int, int]:
-    """(characters that the steps make of one character, characters that they add to a text), at most.
+    """Return upper bounds: (output characters per input character, characters added to a text).
 
-    Goes backwards: `weights` and `rest` are what the steps after this one make of a character."""
+    The loop goes backwards: in the steps after this one, a character becomes `weights[character]` characters, or `rest`
+    if it is not in `weights`."""
     weights: dict[str, int] = {}
     rest, extra = 1, 0
     for step in reversed(steps):
@@ -113,7 +114,7 @@ def text_growth(steps: list[Step]) -> tuple[int, int]:
                 weights[literal[0]] = max(weights.get(literal[0], rest), added)
             elif literal is None and consumes_text(step["pattern"]["Regex"]):
                 weights, rest = {letter: max(weight, added) for letter, weight in weights.items()}, max(rest, added)
-            else:  # it may match between any two characters
+            else:  # the expression may match between any two characters
                 weights, rest = {letter: weight + added for letter, weight in weights.items()}, rest + added
                 extra += added
         elif "precompiled_charsmap" in step:
@@ -124,7 +125,7 @@ def text_growth(steps: list[Step]) -> tuple[int, int]:
 
 
 def decoder_replacement(step: Step) -> Step:
-    """The Replace step that lengthens a text as this decoder does."""
+    """Return a Replace step that lengthens a text as much as this decoder does."""
     if "pattern" in step:
         return step
     if "suffix" in step:  # BPEDecoder
@@ -135,9 +136,9 @@ def decoder_replacement(step: Step) -> Step:
 
 
 def longest_replacement(charsmap: str) -> int:
-    """The most characters in a replacement of a SentencePiece charsmap (trie size, trie, texts that end in a zero).
+    """Return the longest replacement's length in a SentencePiece charsmap (trie size, trie, zero-terminated texts).
 
-    At least UNICODE_FACTOR, because such maps contain Unicode's decompositions."""
+    It is at least UNICODE_FACTOR, because such maps contain Unicode's decompositions."""
     raw = base64.b64decode(charsmap)
     texts = raw[4 + int.from_bytes(raw[:4], "little") :].split(b"\0")
     return max(
@@ -146,7 +147,7 @@ def longest_replacement(charsmap: str) -> int:
 
 
 def added_tokens(steps: list[Step]) -> int:
-    """The number of tokens that TemplateProcessing adds. Raise a ValueError if a template would end in a panic."""
+    """Return the number of tokens that TemplateProcessing adds. Raise ValueError if a template would cause a panic."""
     count = 0
     for step in steps:
         if "special_tokens" not in step:
@@ -173,7 +174,7 @@ _COUNT = re.compile(r"\{(\d*)(?:,\d*)?\}")
 
 
 def consumes_text(expression: str) -> bool:
-    """Whether every match certainly has at least one character. False if the expression is not a simple one."""
+    """Whether every match has at least one character. False if the expression is too complex to be sure."""
     plain = _SIMPLE.sub("x", expression)
     if re.search(r"[(\\\[\]^$]", plain):  # groups, other escapes, classes in classes, anchors
         return False
@@ -193,7 +194,7 @@ def may_backtrack(expression: str) -> bool:
 
 
 def load_json(text: str) -> tokenizers.Tokenizer:
-    """The tokenizer of a tokenizer.json, judged before the library sees it: loading normalizes the added tokens."""
+    """Load a tokenizer.json. Its steps are judged first, because loading already normalizes the added tokens."""
     members = read_steps(text)
     try:
         growth = judge(members).growth
@@ -203,14 +204,13 @@ def load_json(text: str) -> tokenizers.Tokenizer:
     if len(added) * growth > LONGEST:
         state = {**json.loads(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str()), **members}
         CheckedTokenizer(tokenizers.Tokenizer.from_str(json.dumps(state))).check_length(added)
-    # If a name occurs twice, the library uses its last value. So it uses these, which were judged.
+    # If a name occurs twice, the library uses the last value: the judged steps, which are appended here.
     judged = "".join(f", {json.dumps(name)}: {json.dumps(step)}" for name, step in members.items())
     return tokenizers.Tokenizer.from_str(f"{text.rstrip().removesuffix('}')}{judged}}}")
 
 
 def read_steps(text: str) -> dict[str, Any]:
-    """The steps and the added tokens of a tokenizer.json. They usually precede the model, which is large and then is
-    not parsed."""
+    """Return the steps and the added tokens of a tokenizer.json. The large model is parsed only if it precedes them."""
     wanted = (*STEPS, "added_tokens")
     members: dict[str, Any] = {}
     scan = json.JSONDecoder().raw_decode
@@ -234,7 +234,7 @@ _SPACE = re.compile(r"\s*")
 
 
 def _after(text: str, position: int, letter: str) -> int:
-    """The position after spaces, `letter` and spaces."""
+    """Return the position after spaces, `letter` and spaces."""
     position = _SPACE.match(text, position).end()  # type: ignore[union-attr]
     if not text.startswith(letter, position):
         raise ValueError(f"expected {letter!r} at {position}")
@@ -265,7 +265,7 @@ class CheckedTokenizer:
             self.check_length(pair)
         if not self.bounds.may_backtrack:
             return without_panic(lambda: self.core.encode(text, pair, add_special_tokens=add_special_tokens), ENCODING)
-        # encode_batch lets other threads run, encode does not
+        # encode_batch releases the GIL, encode does not
         given: Any = [text if pair is None else (text, pair)]
         return within_seconds(lambda: self.core.encode_batch(given, add_special_tokens=add_special_tokens)[0], ENCODING)
 
@@ -277,7 +277,7 @@ class CheckedTokenizer:
         return within_seconds(lambda: self.core.decode_batch([ids], skip_special_tokens)[0], DECODING)
 
     def check_length(self, text: str) -> None:
-        """Raise a ValueError if the text, or what the normalizer makes of it, is too long for one encoding."""
+        """Raise ValueError if the text, before or after normalization, is too long for one encoding."""
         growth = self.bounds.growth
         if len(text) * growth <= LONGEST:
             return
@@ -292,7 +292,7 @@ class CheckedTokenizer:
                 raise ValueError(f"the normalizer makes more than {LONGEST:,} characters of {start + len(part):,}")
 
     def try_out(self) -> None:
-        """Raise a ValueError if the tokenizer panics on a letter or a pair of letters, as some hostile files do."""
+        """Raise ValueError if the tokenizer panics on a letter or a pair of letters, as with some hostile files."""
 
         def probe() -> None:
             for pair in (None, "a"):
@@ -308,7 +308,7 @@ class CheckedTokenizer:
 
 
 def without_panic(call: Callable[[], T], what: str = "") -> T:
-    """The result of `call`. A panic or a bare Exception of the library becomes a ValueError that begins with `what`."""
+    """Return `call()`. A panic or a bare Exception of the library becomes a ValueError that begins with `what`."""
     try:
         return call()
     except BaseException as error:
@@ -318,8 +318,8 @@ def without_panic(call: Callable[[], T], what: str = "") -> T:
 
 
 def within_seconds(call: Callable[[], T], what: str = "") -> T:
-    """`without_panic` for a call that lets other threads run. After SECONDS it is given up; its thread cannot be
-    ended."""
+    """Like `without_panic`, but raise ValueError after SECONDS. `call` must release the GIL; its thread cannot be
+    stopped."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -346,11 +346,11 @@ _PANIC = re.compile(rb"\n?thread '.*panicked at.*", re.DOTALL)
 
 @contextlib.contextmanager
 def hidden_panics() -> Iterator[None]:
-    """Hold back what is written to stderr, and then write it without the library's report of a panic."""
+    """Buffer stderr, and at the end write it without the library's report of a panic."""
     with contextlib.ExitStack() as stack:
-        if _hiding.acquire(blocking=False):  # else: a different thread holds it back
+        if _hiding.acquire(blocking=False):  # otherwise a different thread is already buffering
             stack.callback(_hiding.release)
-            with contextlib.suppress(OSError):  # no stderr, or no place for a file
+            with contextlib.suppress(OSError):  # no stderr, or no space for a file
                 held, real = stack.enter_context(tempfile.TemporaryFile()), os.dup(2)
                 stack.callback(_write_rest, held, real)
                 os.dup2(held.fileno(), 2)

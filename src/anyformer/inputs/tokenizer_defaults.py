@@ -11,17 +11,17 @@ NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 
 @dataclasses.dataclass(frozen=True)
 class ClassDefaults:
-    """A tokenizer class: `words` is how its files hold its words (see vocabulary.py; "" where a tokenizer.json must),
-    `special` and `settings` what they need not name."""
+    """Defaults of a tokenizer class: the format of its vocabulary files (`words`, a key of tokenizer_files.MAKERS; ""
+    if only tokenizer.json can be read), and the special tokens and settings that its files may omit."""
 
     words: str = ""
     special: dict[str, str] = dataclasses.field(default_factory=dict)
-    # templates of a text A and of a pair A, B, with the names of special tokens; after a colon, the segment
+    # templates of a text A and of a pair A, B: names of special tokens, with :segment if it is not 0
     ends: tuple[str, str] | None = None
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-# model_type -> tokenizer class, where the folder names none
+# model_type -> tokenizer class of folders that name none
 KINDS = {
     "gpt2": "GPT2Tokenizer", "gpt_neo": "GPT2Tokenizer", "opt": "GPT2Tokenizer", "roberta": "RobertaTokenizer",
     "bart": "BartTokenizer", "bert": "BertTokenizer", "distilbert": "BertTokenizer", "t5": "T5Tokenizer",
@@ -36,7 +36,7 @@ KINDS = {
     "albert": "AlbertTokenizer", "big_bird": "BigBirdTokenizer", "clip": "CLIPTokenizer",
     "gpt_neox": "GPTNeoXTokenizer", "openai-gpt": "OpenAIGPTTokenizer", "reformer": "ReformerTokenizer",
     "deberta": "DebertaTokenizer", "deberta-v2": "DebertaV2Tokenizer", "xlnet": "XLNetTokenizer",
-    **dict.fromkeys(("linformer", "dmca", "limoe", "reka", "vatt", "reserve", "etc"), ""),  # published without
+    **dict.fromkeys(("linformer", "dmca", "limoe", "reka", "vatt", "reserve", "etc"), ""),  # no published tokenizer
 }  # fmt: skip
 
 END = "<|endoftext|>"
@@ -84,13 +84,13 @@ PERCEIVER = {
 INPUT_NAMES = ["input_ids", "attention_mask"]
 WITH_TYPES = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
 LEFT = {"padding_side": "left"}
-# classes in Python cut a pair to an odd number of tokens so that the first text keeps one more
+# tokenizers in Python: if a pair is cut to an odd number of tokens, the first text keeps one more
 FIRST_LONGER = {"longer_text": "first"}
-# transformers uses the base class for these model types, whatever class the folder names
-UNREGISTERED = ("llama",)  # the base class is also taken for these, where a folder names none
+# model types for which transformers uses the base class: if the folder names no class, and always
+UNREGISTERED = ("llama",)
 GENERIC = ("llava", "mistral", "mixtral", "nystromformer", "umt5", "xlm-roberta-xl")
 
-TWO_ENDS = ("cls A sep", "cls A sep sep B sep")  # between two texts there are two
+TWO_ENDS = ("cls A sep", "cls A sep sep B sep")  # two separators between the texts
 SEGMENTS = ("cls A sep", "cls A sep B:1 sep:1")
 AFTER = ("A eos", "A eos B eos")
 CLASSES: dict[str, ClassDefaults] = {

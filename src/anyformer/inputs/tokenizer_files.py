@@ -1,7 +1,7 @@
 """Loads a tokenizer from the files of a model folder: tokenizer.json, or older formats.
 
-Older files hold only the words and the rest was code, so their meaning depends on the tokenizer class that the
-folder names. A class that is not listed here is refused: its words would be read with another's rules.
+Older files contain only the vocabulary; the rules are in the code of the tokenizer class that the folder names. Unknown
+classes are refused, because their rules may differ.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def read(folder: Path) -> TokenizerFiles:
     except (OSError, MemoryError):
         raise
     except Exception as error:  # tokenizers raises bare Exceptions
-        reason = shorten(" ".join(str(error).split()), 600)  # which may be several lines
+        reason = shorten(" ".join(str(error).split()), 600)  # the message may have several lines
         raise ValueError(reason if str(folder) in reason else f"{folder / file}: {reason}") from None
     return words
 
@@ -107,14 +107,14 @@ OWN = ("fairseq", "DeBERTa's pieces", "XLNet's pieces")
 
 
 def find(folder: Path, kind: str) -> tuple[str, Make]:
-    """Return which files to read, and in which format."""
+    """Return the name of the file to read, and the function that reads it."""
 
     def exists(*names: str) -> bool:
         return all((folder / name).is_file() for name in names)
 
     if exists("tokenizer.json"):
         return "tokenizer.json", from_json
-    if kind == "PerceiverTokenizer":  # there is nothing to read
+    if kind == "PerceiverTokenizer":  # it has no vocabulary file
         return "tokenizer_config.json", single_bytes
     if exists("source.spm", "vocab.json"):
         return "source.spm", marian
@@ -134,7 +134,7 @@ def find(folder: Path, kind: str) -> tuple[str, Make]:
     if not ways:
         raise FileNotFoundError(f"{folder}: no tokenizer (tokenizer.json, vocab.json + merges.txt, vocab.txt, *.model)")
     file, words = ways[0]
-    unnamed = not kind and words in UNNAMED and model not in PIECES[1:]  # T5's, ALBERT's and XLNet's have one name
+    unnamed = not kind and words in UNNAMED and model not in PIECES[1:]  # T5, ALBERT and XLNet share a file name
     if words != own and not unnamed:
         raise ValueError(
             f"{folder / file}: {kind or 'a class without a name'} needs a tokenizer.json; save one with "
@@ -153,9 +153,9 @@ def from_json(folder: Path, kind: str, config: dict[str, Any], special: dict[str
     if kind != "NllbTokenizer":
         return TokenizerFiles(core, config, special)
     if config.get("legacy_behaviour"):
-        raise ValueError("legacy_behaviour: languages at the end of texts are not supported")
+        raise ValueError("legacy_behaviour=True (language token at the end of texts) is not supported")
     added = core.get_added_tokens_decoder()
-    languages = {token.content: place for place, token in added.items() if NLLB.fullmatch(token.content)}
+    languages = {token.content: token_id for token_id, token in added.items() if NLLB.fullmatch(token.content)}
     end = core.token_to_id(special.get("eos_token", ""))
     if end is None:
         raise ValueError("eos_token is missing")
@@ -166,24 +166,24 @@ def from_json(folder: Path, kind: str, config: dict[str, Any], special: dict[str
 def add(core: tokenizers.Tokenizer, folder: Path, config: dict[str, Any], special: dict[str, str]) -> None:
     """Add the tokens of the configs to the vocabulary, each with its required id; special tokens are marked."""
     wanted: dict[int, Any] = {}
-    for token, place in _optional(folder / "added_tokens.json").items():
-        wanted[int(place)] = token
-    for place, token in (config.get("added_tokens_decoder") or {}).items():
-        wanted[int(place)] = token
+    for token, token_id in _optional(folder / "added_tokens.json").items():
+        wanted[int(token_id)] = token
+    for token_id, token in (config.get("added_tokens_decoder") or {}).items():
+        wanted[int(token_id)] = token
     more = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
     texts = [*special.values(), *filter(None, map(content, more.values() if isinstance(more, dict) else more))]
     CheckedTokenizer(core).check_length("".join([*texts, *filter(None, map(content, wanted.values()))]))
     exists = core.get_added_tokens_decoder()
-    for place in sorted(wanted):
-        token, text = wanted[place], content(wanted[place])
-        if text is None or (place in exists and exists[place].content == text):
+    for token_id in sorted(wanted):
+        token, text = wanted[token_id], content(wanted[token_id])
+        if text is None or (token_id in exists and exists[token_id].content == text):
             continue
         fields = token if isinstance(token, dict) else {"special": text in special.values()}
         options = {n: bool(fields[n]) for n in ("single_word", "lstrip", "rstrip", "normalized") if n in fields}
         marked = bool(fields.get("special", False))
         core.add_tokens([tokenizers.AddedToken(text, **{"normalized": not marked, **options}, special=marked)])
-        if core.token_to_id(text) != place:
-            raise ValueError(f"added token {quote(text)} should have the id {place} and gets {core.token_to_id(text)}")
+        if core.token_to_id(text) != token_id:
+            raise ValueError(f"added token {quote(text)} gets the id {core.token_to_id(text)} instead of {token_id}")
     exists = core.get_added_tokens_decoder()
     marked_already = {token.content for token in exists.values() if token.special}
     core.add_special_tokens(
@@ -196,7 +196,7 @@ def add(core: tokenizers.Tokenizer, folder: Path, config: dict[str, Any], specia
 
 
 def _bounds(core: tokenizers.Tokenizer, config: dict[str, Any], special: dict[str, str]) -> None:
-    """Add bos and eos tokens as set by `add_bos_token` and `add_eos_token`, if a config has them."""
+    """Add bos and eos tokens as set by `add_bos_token` and `add_eos_token`, if the config has one of them."""
     if "add_bos_token" not in config and "add_eos_token" not in config:
         return
     bos, eos = special.get("bos_token"), special.get("eos_token")

@@ -1,4 +1,4 @@
-"""Counts the tokens that truncation removes: `count_truncated` adds them, `counted_truncation` collects them."""
+"""A count of the tokens that truncation removes: `count_truncated` adds to it, `counted_truncation` returns it."""
 
 from __future__ import annotations
 

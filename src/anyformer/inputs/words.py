@@ -57,9 +57,9 @@ def special_tokens_template(
 def read_vocab(folder: Path) -> dict[str, int]:
     """Read the words of vocab.json and their ids."""
     vocabulary = read_json(folder / "vocab.json")
-    for word, place in vocabulary.items():
-        if type(place) is not int or not 0 <= place < 2**31:
-            raise ValueError(f"vocab.json: the id of {quote(word)} is {quote(place)}, not a whole number from 0 up")
+    for word, token_id in vocabulary.items():
+        if type(token_id) is not int or not 0 <= token_id < 2**31:
+            raise ValueError(f"vocab.json: the id of {quote(word)} is {quote(token_id)}; ids are integers from 0 on")
     return vocabulary
 
 
@@ -67,7 +67,7 @@ def contiguous_vocab(folder: Path) -> dict[str, int]:
     """Read vocab.json, and raise ValueError unless its ids are 0, 1, ... in some order."""
     vocabulary = read_vocab(folder)
     if sorted(vocabulary.values()) != list(range(len(vocabulary))):
-        raise ValueError("vocab.json does not number its words from 0 without a gap")
+        raise ValueError("the ids in vocab.json must be 0, 1, 2, ... without a gap")
     return vocabulary
 
 
@@ -78,7 +78,7 @@ _QWEN_WORDS = (
 
 
 def byte_pairs(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
-    """Byte-level BPE: GPT-2, RoBERTa, DeBERTa, Qwen2."""
+    """Read byte-level BPE (GPT-2, RoBERTa, DeBERTa, Qwen2)."""
     for name in ("vocab.json", "merges.txt"):
         if (folder / name).stat().st_size > JSON_BYTES:
             raise ValueError(f"{name} is larger than the {JSON_BYTES:,} bytes allowed here")
@@ -121,7 +121,7 @@ BYTES = _alphabet()
 
 
 def single_bytes(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
-    """One token per byte, after the special tokens: the Perceiver."""
+    """Build a tokenizer with one token per byte, after the special tokens (Perceiver)."""
     all_special = {**PERCEIVER, **special}
     marked = [all_special[name] for name in PERCEIVER]
     vocabulary = {token: i for i, token in enumerate(marked)}
@@ -134,7 +134,7 @@ def single_bytes(folder: Path, kind: str, config: dict[str, Any], special: dict[
 
 
 def letters(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
-    """One token per letter, and one between words, as for CTC (wav2vec 2.0)."""
+    """Read a vocabulary with one token per letter and one between words, as for CTC (wav2vec 2.0)."""
     between_words = content(config.get("word_delimiter_token", "|")) or "|"
     core = tokenizers.Tokenizer(models.WordLevel(contiguous_vocab(folder), special.get("unk_token", "<unk>")))
     spaces = normalizers.Replace(" ", between_words)
@@ -149,7 +149,7 @@ def letters(folder: Path, kind: str, config: dict[str, Any], special: dict[str, 
 
 
 def word_pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
-    """BERT's WordPiece."""
+    """Read BERT's WordPiece vocabulary."""
     usual = CLASSES[kind or "BertTokenizer"]
     special = {**usual.special, **special}
     path = folder / "vocab.txt"

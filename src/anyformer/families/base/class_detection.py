@@ -49,17 +49,17 @@ def choices(config: Mapping[str, Any], architecture: str | None = None) -> list[
 
 
 def choose(
-    open: Sequence[Choice], config: Mapping[str, Any], names: Sequence[str], load: Callable[[Family, Model], Any]
+    candidates: Sequence[Choice], config: Mapping[str, Any], names: Sequence[str], load: Callable[[Family, Model], Any]
 ) -> Choice:
-    """Return the pair of `open` that fits a checkpoint whose tensors are called `names`.
+    """Return the pair of `candidates` that fits a checkpoint with the tensors `names`.
 
     `load` loads a description and returns a report. If several pairs fit, prefer the fewest dropped tensors, then the
     smallest difference between the family's fields and the config's. Pairs with equal descriptions (RoBERTa and XLM-R)
-    and classes of one family compute the same, so the first is returned. Raises ValueError if several families remain.
+    and classes of one family give equal results: the first is returned. Raises ValueError if several families remain.
     """
     fits: list[tuple[tuple[int, int], Choice, Model]] = []
-    unnamed = without_label_names(config)  # hundreds of classes are tried
-    for family, architecture in open:
+    unnamed = without_label_names(config)  # to save time: hundreds of classes are tried
+    for family, architecture in candidates:
         spec = try_describe(family, architecture, unnamed)
         if spec is None or not has_rules_for(family, spec, names):
             continue
@@ -76,7 +76,7 @@ def choose(
     alike = {spec: choice for score, choice, spec in reversed(fits) if score == least}
     best = [choice for _, choice, _ in fits if choice in alike.values()]
     if not best and config.get("model_type"):
-        return open[0]  # loading it will report the mismatch
+        return candidates[0]  # loading it will report the mismatch
     if len({family.name for family, _ in best}) == 1:
         return best[0]
     classes = [str(each) for _, each in best]
@@ -88,7 +88,7 @@ def choose(
 
 
 def without_label_names(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same config with the number of its labels instead of their names."""
+    """Return the config with the number of labels instead of their names."""
     if not isinstance(names := config.get("id2label"), Mapping):
         return config
     others = {name: value for name, value in config.items() if name not in ("id2label", "label2id")}
@@ -111,5 +111,5 @@ def has_rules_for(family: Family, spec: Model, names: Sequence[str]) -> bool:
     prefix = family.prefix_in(current, spec.architecture)
     sources = [source for rule in family.rules(spec) for source in rule.sources]
     templates = [template.replace("~", prefix) for template in (*sources, *family.dropped)]
-    plain, open = set(templates), [template for template in templates if "{" in template or "*" in template]
-    return all(name in plain or any(match(each, name) is not None for each in open) for name in current)
+    plain, patterns = set(templates), [template for template in templates if "{" in template or "*" in template]
+    return all(name in plain or any(match(each, name) is not None for each in patterns) for name in current)

@@ -49,10 +49,10 @@ class Size:
     note: str = ""
 
 
-# endings of tensor names in checkpoints before 2019, of every family: TensorFlow's names
+# endings of tensor names in checkpoints before 2019, in all families; the names are TensorFlow's
 LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
-UNFIT = (TypeError, ArithmeticError, AttributeError, LookupError)  # raised by a description of unfit values
+UNFIT = (TypeError, ArithmeticError, AttributeError, LookupError)  # raised by `describe` for invalid values
 
 
 def not_given(given: Any) -> Any:
@@ -79,7 +79,7 @@ class Family:
     architectures: tuple[str, ...] = ()  # class names, the default first; empty if none is published
     base: tuple[str, ...] = ()  # classes without the prefix
     prefix: str = ""  # of the base model's tensor names in the other classes
-    prefixes: Mapping[str, str] = dataclasses.field(default_factory=dict)  # classes with another prefix
+    prefixes: Mapping[str, str] = dataclasses.field(default_factory=dict)  # class -> its prefix, if it is not `prefix`
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)  # alias -> config field
     dropped: tuple[str, ...] = ()  # name patterns of published tensors that are not loaded
     absent: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)  # see `fields_from_weights`
@@ -87,8 +87,8 @@ class Family:
     moved: Mapping[str, str] = dataclasses.field(default_factory=dict)  # old start of tensor names -> current start
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)  # old class name -> current class name
     sizes: Mapping[str, Size] = dataclasses.field(default_factory=dict)
-    library: str = "transformers"  # that publishes the classes
-    pictures: str = "ViT"  # image processor, if the folder's settings name none
+    library: str = "transformers"  # the library that publishes the classes
+    pictures: str = "ViT"  # image processor of folders whose settings name none
 
     def __post_init__(self) -> None:
         if self.template is None:
@@ -103,7 +103,7 @@ class Family:
 
         def rules(spec: Model) -> list[Rule]:
             weights = self.weights(spec) if callable(self.weights) else self.weights
-            cls = self.classes.get(spec.architecture, Class())  # a part of another model has no class
+            cls = self.classes.get(spec.architecture, Class())  # a model inside another model has no class
             out = {cls.out: "head.out"} if cls.out else {}
             return [*rules_of({**cls.weights, **weights, **cls.weights, **out}, spec)]
 
@@ -243,8 +243,8 @@ class Family:
             raise ValueError(f"{self.name} config: {self._name_bad_field(values, config)}") from error
         recovered = self.recover(spec)
         named = ("_class_name",) if self.library == "diffusers" else ()
-        apart = ("model_type", "architectures", "id2label", "label2id", *named)
-        kept = {**{n: v for n, v in config.items() if n not in apart}, **tables}
+        not_kept = ("model_type", "architectures", "id2label", "label2id", *named)
+        kept = {**{n: v for n, v in config.items() if n not in not_kept}, **tables}
         return spec.replace(source={n: v for n, v in kept.items() if n not in recovered or recovered[n] != v})
 
     def _name_bad_field(self, values: Config, config: Mapping[str, Any]) -> str:
@@ -295,12 +295,12 @@ class Family:
         for config in ({**recovered, **kept}, {**kept, **recovered}, {**recovered, **inert}):
             named = {"architectures": [spec.architecture], "model_type": self.name}
             config = {**({"_class_name": spec.architecture} if self.library == "diffusers" else named), **config}
-            again = self._read(config)
-            if again.replace(source={}, note="") == spec.replace(source={}, note=""):
+            reread = self._read(config)
+            if reread.replace(source={}, note="") == spec.replace(source={}, note=""):
                 return config
-            if trained is None and without_init(again) == without_init(spec):
+            if trained is None and without_init(reread) == without_init(spec):
                 trained = config
-            mismatches.append(differences(spec, again))
+            mismatches.append(differences(spec, reread))
         if trained is not None:
             return trained
         kinds, values = min(mismatches, key=lambda each: (len(each[0]), len(each[1])))

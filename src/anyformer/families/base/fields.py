@@ -53,7 +53,7 @@ def activation_at(path: str) -> Callable[[Model], str]:
 
 
 def tied(*heads: type) -> Callable[[Model], bool]:
-    """Return a path function: whether a head of these kinds shares the embedding's weights."""
+    """Return a path function: whether a head of these types shares the embedding's weights."""
 
     def read(spec: Model) -> bool:
         if not isinstance(spec.head, heads):
@@ -172,7 +172,7 @@ GENERATION = {
 
 
 COUNTS = re.compile("layer|group|block|expert|depth|repeat")  # in names of fields that are counts
-MAX_COUNT = 10_000  # ten times as many experts
+MAX_COUNT = 10_000  # the limit for experts is ten times as high
 
 
 def check_count(name: str, value: Any) -> None:

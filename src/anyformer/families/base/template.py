@@ -57,7 +57,7 @@ class Entry(Field):
         if self.path is not None:
             return super().recover(spec)
         for _, value in self.places(spec):
-            with contextlib.suppress(AttributeError, KeyError):  # no config can say it
+            with contextlib.suppress(AttributeError, KeyError):  # no config has this value
                 return thaw(value if self.write is None else self.write(value))
         raise Absent
 
@@ -120,7 +120,7 @@ def optional_step(address: str, default: bool = False) -> Entry:
 
 
 def tied(default: bool, **outputs: str) -> Entry:
-    """A boolean entry: whether the head shares the embedding's weights. `outputs`: kind of head -> address to tie."""
+    """A boolean entry: whether the head shares the embedding's weights. `outputs`: type of head -> address to tie."""
 
     def build(spec: Model, value: bool, c: Config) -> Model:
         address = outputs.get(type(spec.head).__name__)

@@ -1,4 +1,4 @@
-"""What BERT and its successors share: config fields, embedding, post-norm layers, tensor names."""
+"""Config fields, post-norm layers and tensor names that BERT and its successors share."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def tag_bias(spec: Model) -> bool:
 
 
 def causal(path: str | Callable[[Any], Mask]) -> Field:
-    """The field `is_causal`; False makes a decoder bidirectional, for embeddings for example. `path` is its mask.
+    """The field `is_causal`; False makes a decoder bidirectional (an embedding model). `path` leads to the mask.
     It is written only if False: in some published kernels, True makes encoders and cross-attention causal as well."""
 
     def read(spec: Model) -> bool:

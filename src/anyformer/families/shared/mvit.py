@@ -1,4 +1,4 @@
-"""What the MViTs for videos and for images share."""
+"""Layers and tensor names that the MViTs for videos and for images share."""
 
 from __future__ import annotations
 

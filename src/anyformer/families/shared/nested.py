@@ -13,7 +13,7 @@ from anyformer.weights.rules import Rule
 
 
 def read_nested(name: str, config: Any, family: Family, architecture: str, **known: Any) -> Model:
-    """Return the description of the config in the field `name`; the values in `known` replace its own."""
+    """Return the description of the config in the field `name`; the values in `known` replace the config's."""
     if not isinstance(config, Mapping):
         raise ValueError(f"{name} must be an object, got {quote(config)}")
     return family.part({**config, **known}, architecture)

@@ -1,4 +1,4 @@
-"""What speech models over waveforms share: wav2vec 2.0's convolutional stem, SpecAugment, heads and tensor names."""
+"""The parts that speech models over waveforms share: wav2vec 2.0's stem, SpecAugment, heads and tensor names."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def check(c: Config) -> None:
 
 
 def neck(c: Config, norm: Norm | None) -> Neck | None:
-    """Return what follows the last layer. If all layers are averaged, `norm` is in the files but not used."""
+    """Return the module after the last layer. If it averages all layers, files contain `norm`, but it is not used."""
     if c.use_weighted_layer_sum and c.architecture.endswith(CLASSIFIERS):
         return LayerMix(rest=None if norm is None else Unused(part=norm))
     adapter = (

@@ -1,4 +1,4 @@
-"""What T5 and Switch Transformers share: steps, positions, initialisers and tensor names."""
+"""Sublayers, positions, initialisers and tensor names that T5 and Switch Transformers share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the published forms of the original Transformer [Vaswani et al. 2017] share: tensor names and config fields. The
+"""Config fields and tensor names that the published forms of the original Transformer [Vaswani et al. 2017] share. The
 template is in bart.py."""
 
 from __future__ import annotations

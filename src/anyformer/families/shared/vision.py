@@ -1,4 +1,4 @@
-"""What image encoders share: sizes of images and patches, learned prefix tokens, and heads that predict pixels."""
+"""Entries and rules that image encoders share: image and patch sizes, learned prefix tokens, and pixel heads."""
 
 from __future__ import annotations
 

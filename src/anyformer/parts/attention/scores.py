@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +30,6 @@ from anyformer.specs.part import Part, Site
 
 class ScoreChange(Part):
     """A change of attention scores."""
-
-    open_slot: ClassVar[bool] = True
 
     def factor(self, layer: int) -> float:
         """Return the constant factor of all scores in this layer, counted from 0."""
@@ -143,8 +140,6 @@ class TalkingHeadsModule(HeadMixingModule):
 
 class Normalizer(Part):
     """Turns scores (B, H, T, S) into weights (B, H, T, S)."""
-
-    open_slot: ClassVar[bool] = True
 
 
 class Softmax(Normalizer, sees="itself"):
