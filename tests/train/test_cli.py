@@ -89,7 +89,7 @@ def test_train_generate_and_go_on(place: Path, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out
     assert "here already has a run: --resume continues it" in said(capsys, "run.json", "--out", "here")
     wrong = said(capsys, "run.json", "--out", "here", "--resume")
-    assert "here has another run: optimizer.lr: 0.002 then, 0.01 now" in wrong
+    assert "here has a different run: optimizer.lr: 0.002 then, 0.01 now" in wrong
     assert cli.main(["train", "here", "--resume", "--set", "steps=6"]) == 0  # a folder is its own description
     assert "from step 4" in capsys.readouterr().out and list(manifest.steps(Path("here")))[-1] == 6
 

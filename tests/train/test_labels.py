@@ -98,7 +98,7 @@ def test_weights_know_one_vocabulary(tmp_path: Path) -> None:
     saved = Pretrained(path=str(tmp_path / "run"))
     setup(run_of(tmp_path, model=saved, steps=1), tmp_path / "same")
     smaller = Bytes(special={"pad_token": "[PAD]", "cls_token": "[CLS]"}, begin="cls_token")
-    with pytest.raises(ValueError, match="vocabulary: the weights of .* were trained with another one; leave it out"):
+    with pytest.raises(ValueError, match="vocabulary: the weights of .* were trained with a different one"):
         setup(run_of(tmp_path, model=saved, vocabulary=smaller, steps=1), tmp_path / "foreign")
 
 

@@ -104,7 +104,7 @@ def test_muon_without_bf16_moves_weights_as_torchs_does(shape: tuple[int, int]) 
     start, gradients = torch.randn(shape), [torch.randn(shape) for _ in range(10)]
     options: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.3, "adjust_lr_fn": "match_rms_adamw"}
     wide, theirs = (nn.Parameter(start.clone()) for _ in range(2))
-    made = optim.WideMuon([wide], **options), torch.optim.Muon([theirs], **options)
+    made = optim.Fp32Muon([wide], **options), torch.optim.Muon([theirs], **options)
     exact, momentum = start.double(), torch.zeros(shape, dtype=torch.float64)
     for gradient in gradients:
         for parameter, each in zip((wide, theirs), made):
@@ -126,7 +126,7 @@ def test_muon_without_bf16_moves_weights_as_torchs_does(shape: tuple[int, int]) 
 
 
 def test_muon_asks_for_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    for there, kind in ((True, torch.optim.Muon), (False, optim.WideMuon)):
+    for there, kind in ((True, torch.optim.Muon), (False, optim.Fp32Muon)):
         monkeypatch.setattr(hardware, "has", lambda ability, there=there: there)
         assert type(optim.Muon(matrices="*inner*").make(Net()).each[0]) is kind
 

@@ -116,7 +116,7 @@ def test_the_model_has_the_tokens_of_the_vocabulary(place: Path, capsys: pytest.
     small = ["--set", "model.encoder.depth=1", "--set", "vocabulary.size=290"]
     assert cli.main(["train", "--csv", "films.csv", "--label", "kind", *TINY, *small]) == 0
     built = len(Tokenizer.load("runs/films"))
-    told = f"the model's vocabulary has {built:,} tokens, as many as the texts gave (described: 2,000)"
+    told = f"the model's vocabulary has {built:,} tokens, as many as were found in the texts (described: 2,000)"
     assert 256 < built <= 290 and told in capsys.readouterr().out
     assert af.spec("runs/films").embedding.tokens.vocab_size == built
     assert cli.main(["convert", "runs/films", "exported", "--format", "hf"]) == 0

@@ -18,7 +18,7 @@ from anyformer.objectives.contrast import Contrast
 from anyformer.objectives.images import ClassifyImage
 from anyformer.train import record
 from anyformer.train.progress import Metrics, read_metrics
-from anyformer.train.record import WARM, CapturedPass, Measures, Recorder
+from anyformer.train.record import WARMUP_PASSES, CapturedPass, Measures, Recorder
 from anyformer.train.run import Batch
 from anyformer.train.start import setup
 from anyformer.train.trainer import Callback
@@ -81,7 +81,9 @@ def test_launches_are_timed_once_kernels_are_there(
 ) -> None:
     fake, clock = FakeDevice(host, device), record.LaunchClock()
     fake.put_into(monkeypatch)
-    assert [clock(fake.launch, n) for n in range(record.SETTLE)] == [*range(record.SETTLE)] and not clock.steps
+    assert [clock(fake.launch, n) for n in range(record.UNTIMED_STEPS)] == [
+        *range(record.UNTIMED_STEPS)
+    ] and not clock.steps
     assert clock(fake.launch, 7) == 7
     (step,) = clock.steps
     assert step == pytest.approx((host, max(host, device), 2, 13)) and record.decide(clock.steps)[0] is helps
@@ -126,29 +128,29 @@ def recorder(decide: Any) -> tuple[Recorder, nn.Linear, list[str]]:
 
 def test_a_recording_reads_the_batch_it_is_given_and_leaves_its_gradients() -> None:
     recorded, module, told = recorder(lambda: 2.0)
-    for step in range(2 * WARM):
+    for step in range(2 * WARMUP_PASSES):
         x = torch.randn(4, 3)
         module.weight.grad = None
         terms = recorded({"x": x}, {}, step)
         assert float(terms["loss"]) == pytest.approx(float(2 * module(x).sum().detach()), rel=1e-5)
         assert module.weight.grad is not None
         assert torch.allclose(module.weight.grad, 2 * x.sum(0, keepdim=True))
-        assert len(recorded.recordings) == recorded.used_graph == (step >= WARM)
+        assert len(recorded.captured) == recorded.used_graph == (step >= WARMUP_PASSES)
     assert not told
     recorded({"x": torch.randn(5, 3)}, {}, 9)  # another shape is another recording
-    assert len(recorded.recordings) == 1
+    assert len(recorded.captured) == 1
 
 
 def test_what_python_draws_is_found_out() -> None:
     recorded, module, told = recorder(random.random)
-    for step in range(2 * WARM):
+    for step in range(2 * WARMUP_PASSES):
         module.weight.grad = None
         random.seed(step)
         x, wanted = torch.randn(4, 3), random.random()
         random.seed(step)
         terms = recorded({"x": x}, {}, step)
         assert float(terms["loss"]) == pytest.approx(float(wanted * module(x).sum().detach()), rel=1e-5)
-    assert len(told) == 1 and "training continues without" in told[0] and not recorded.recordings
+    assert len(told) == 1 and "training continues without" in told[0] and not recorded.captured
 
 
 # -- on a GPU ---------------------------------------------------------------------------------------------------------
@@ -176,7 +178,7 @@ def test_recorded_steps_learn_the_same_dropout_included(tmp_path: Path) -> None:
     texts = write_texts(tmp_path, lines=200)
     plain = losses(texts, tmp_path / "plain")
     recorded = losses(texts, tmp_path / "recorded", record=True)
-    assert recorded.recorder.recordings and not recorded.lines
+    assert recorded.recorder.captured and not recorded.lines
     assert recorded.each == pytest.approx(plain.each, rel=2e-3)
 
 
@@ -194,7 +196,7 @@ def test_what_asks_the_device_goes_on_step_by_step(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(NextToken, "losses", asking)
     recorded = losses(texts, tmp_path / "asking", record=True)
-    assert not recorded.recorder.recordings and len(recorded.lines) == 1
+    assert not recorded.recorder.captured and len(recorded.lines) == 1
     assert recorded.each == pytest.approx(plain.each, rel=2e-3)
 
 
