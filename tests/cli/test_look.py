@@ -195,7 +195,7 @@ def test_pictures_that_do_not_fit(run: Run, made: Any, tmp_path: Path) -> None:
         (("windows",), "give MODEL, and optionally an image"),
         (("windows", made("vit"), image), "this model has no windows"),
         (("windows", made("clip"), image), "this model has no windows"),
-        (("windows", made("wav2vec2"), recording), "this model reads input_values, and no image"),
+        (("windows", made("wav2vec2"), recording), "this model reads input_values, not images"),
         (("windows", made("swin"), recording), "this model reads a picture: give a file"),
         (("windows", "swin-tyni"), "did you mean 'swin-tiny'"),
         (("spectrogram", made("gpt2"), "The fox"), "a model that reads recordings"),
@@ -231,7 +231,7 @@ def test_a_model_of_other_numbers_is_named(run: Run, tmp_path: Path, capsys: Any
     config = {"state_dim": 3, "act_dim": 2, "hidden_size": 16, "n_layer": 1, "n_head": 2, "max_ep_len": 40}
     af.save(af.build(families.find("decision_transformer").read(config)), tmp_path / "acts")
     code, out, err = run(tmp_path / "acts", "The fox")
-    assert code == 2 and err.startswith("anyformer: this model reads states, and `look` texts, pictures and sound")
+    assert code == 2 and err.startswith("anyformer: this model reads states; `look` takes texts, pictures and sound")
     for verb in (["generate"], ["run", "embed"]):  # neither asks for a tokenizer
         assert cli.main([*verb, str(tmp_path / "acts"), "The fox"]) == 2
         err = capsys.readouterr().err
@@ -249,7 +249,7 @@ def test_mistakes(run: Run, made: Any, tmp_path: Path) -> None:
         ((), "give MODEL and INPUT"),
         ((made("gpt2"),), "give MODEL and INPUT"),
         ((tmp_path / "none", "x"), "none"),
-        ((made("gpt2"), image), "is a picture, and this model reads text"),
+        ((made("gpt2"), image), "is a picture, but this model reads text"),
         ((made("vit"), "The fox"), "this model reads a picture: give a file"),
         ((made("vit"), sound(tmp_path)), "is not a picture, which this model reads"),
         ((made("gpt2"), "dog " * 40), "this model takes at most 32"),

@@ -282,7 +282,7 @@ def test_json_lines_and_two_columns(run: Run, models: Any, tmp_path: Path, monke
      (["classify", "M", "--file", "/no/such.txt"], "/no/such.txt: No such file or directory"),
      (["classify", "M", "--file", "/"], "--file / is a folder"),
      (["classify", "M", " "], "text is empty"),
-     (["classify", "M", "a", "--labels", "yes"], "1 labels given, and the model has 2"),
+     (["classify", "M", "a", "--labels", "yes"], "1 labels given, but the model has 2"),
      (["classify", "./no/such/folder", "a"], "./no/such/folder: no such folder"),
      (["classify", "M", "dog " * 60], "the text has 62 tokens, and this model takes at most 40; truncate cuts it"),
      (["answer", "M", "--whole", "--file", "T"], "--whole: answer needs question and context, and the file "),

@@ -75,9 +75,9 @@ def test_a_config_that_asks_for_other_outputs(folders: Folders) -> None:
 
 def test_mistakes(folders: Folders) -> None:
     folder = folders("BertForSequenceClassification", **NAMES)
-    with pytest.raises(ValueError, match="^2 labels given, and the model has 3$"):
+    with pytest.raises(ValueError, match="^2 labels given, but the model has 3$"):
         af.tasks.classify(folder, "The fox", labels=["yes", "no"])
-    with pytest.raises(ValueError, match="^labels is a list"):
+    with pytest.raises(ValueError, match="^labels must be a list"):
         af.tasks.classify(folder, "The fox", labels="abc")
     with pytest.raises(ValueError, match="^classify reads no field 'pairs'; did you mean 'pair'"):
         af.tasks.classify(folder, {"text": "The fox", "pairs": "dog"})
@@ -98,5 +98,5 @@ def test_labels_of_a_config_that_does_not_match(folders: Folders) -> None:
     model = af.load(folders("BertForSequenceClassification", **NAMES))
     source = {**model.spec.source, "id2label": {"0": "yes", "1": "no"}}
     model.spec = model.spec.replace(source=type(model.spec.source)(source))
-    with pytest.raises(ValueError, match="^2 labels in the config, and the model has 3$"):
+    with pytest.raises(ValueError, match="^2 labels in the config, but the model has 3$"):
         af.tasks.classify(model, "a")

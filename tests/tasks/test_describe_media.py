@@ -156,11 +156,11 @@ def test_mistakes_about_sounds_are_one_line(folder: Path, both: Path, tmp_path: 
     file, empty = tmp_path / "0.wav", tmp_path / "empty"
     empty.mkdir()
     for arguments, match in (
-        (["ask-audio", both, file], "a recording without a question"),
+        (["ask-audio", both, file], "the recording has no question"),
         (["ask-audio", both, tmp_path / "1.wav", "--question", "Who?"], "no such file"),
         (["ask-audio", both, empty, "--question", "Who?"], "no sound in this folder"),
         (["ask-image", both, empty, "--question", "Who?"], "no pictures in this folder"),
-        (["ask-audio", both, file, "--question", "Who?", "--template", "{question}"], "has 0 places {audio}"),
+        (["ask-audio", both, file, "--question", "Who?", "--template", "{question}"], "has {audio} 0 times, not once"),
         (["ask-audio", folder, file, "--question", "Who?"], "a model that reads sound; this one reads text and pictur"),
     ):
         assert cli.main(["run", *map(str, arguments)]) == 2
@@ -212,9 +212,9 @@ def test_mistakes_are_one_line(folder: Path, tmp_path: Path, capsys: pytest.Capt
     transformers.ViTImageProcessorPil(size=16).save_pretrained(tmp_path / "vit")
     capsys.readouterr()  # transformers' bars
     for arguments, match in (
-        (["ask-image", folder, file], "a picture without a question"),
+        (["ask-image", folder, file], "the picture has no question"),
         (["caption", folder, tmp_path / "1.png"], "no such file"),
-        (["caption", folder, file, "--template", "What?"], "has 0 places {image}; it needs one"),
+        (["caption", folder, file, "--template", "What?"], "has {image} 0 times, not once"),
         (["caption", tmp_path / "vit", file], "it needs a decoder with a tower for them, such as LLaVA"),
     ):
         assert cli.main(["run", *map(str, arguments)]) == 2

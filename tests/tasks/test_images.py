@@ -126,7 +126,7 @@ def test_mistakes_are_one_line(models: Any, photos: Path, tmp_path: Path, capsys
     for arguments, match in (
         (["classify-image", folder, bad / "empty.png"], "empty.png: the file is empty"),
         (["classify-image", folder, tmp_path / "none.png"], "no such file"),
-        (["classify-image", folder, photos, "--labels", "a"], "1 labels given, and the model has 3"),
+        (["classify-image", folder, photos, "--labels", "a"], "1 labels given, but the model has 3"),
         (["embed-image", folder, photos, "--pool", "las"], "no pool 'las'"),
         (["classify", folder, "A text."], "classify needs a model that reads text; this one reads pictures"),
     ):

@@ -139,7 +139,7 @@ def test_mistakes(folder: Path, pictures: Path, tmp_path: Path) -> None:
         af.tasks.search_images(folder, "cat", folder=tmp_path / "empty")
     index = tmp_path / "index"
     af.tasks.search_images(folder, "cat", folder=pictures, index=index)
-    with pytest.raises(ValueError, match="made with another model"):
+    with pytest.raises(ValueError, match="written with a different model"):
         af.tasks.search_images(saved(tmp_path / "other", seed=1), "cat", folder=pictures, index=index)
     index.write_bytes(b"no index")
     with pytest.raises(ValueError, match="is not an index of pictures"):

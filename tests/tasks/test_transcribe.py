@@ -257,18 +257,18 @@ def test_what_looks_wrong_is_tried_again(writer: Path, monkeypatch) -> None:
         return real(*given, **options)
 
     monkeypatch.setattr(long_audio, "generate", watched)
-    monkeypatch.setattr(long_audio, "COMPRESSED", 1e9)
-    monkeypatch.setattr(long_audio, "UNSURE", -1e9)
+    monkeypatch.setattr(long_audio, "MAX_COMPRESSION", 1e9)
+    monkeypatch.setattr(long_audio, "MIN_LOG_PROB", -1e9)
     audio = {"audio": (tone(0.7), RATE)}
     first = af.tasks.transcribe(writer, audio, max_new_tokens=8)
     assert {each for each, _ in tried} == {0.0} and first
     tried.clear()
-    monkeypatch.setattr(long_audio, "UNSURE", 1e9)
+    monkeypatch.setattr(long_audio, "MIN_LOG_PROB", 1e9)
     last = af.tasks.transcribe(writer, audio, temperatures=(0.0, 0.5, 2.0), max_new_tokens=8)
     assert [each for each, _ in tried][:6] == [0.0, 0.5, 2.0, 0.0, 0.5, 2.0] and last != first
     again = af.tasks.transcribe(writer, audio, temperatures=(0.0, 0.5, 2.0), max_new_tokens=8)
     assert again == last  # the draws are seeded
-    monkeypatch.setattr(long_audio, "SILENT", -1.0)
+    monkeypatch.setattr(long_audio, "SILENCE_THRESHOLD", -1.0)
     assert af.tasks.transcribe(writer, audio, temperatures=(0.0,)) == ""
 
 
@@ -314,7 +314,7 @@ def test_the_shortest_sentence_moves_the_window() -> None:
 
 def test_silence_is_what_is_likely_silent_and_unsure(writer: Path, monkeypatch) -> None:
     """As published: a text is left out where nothing is said with more than SILENT, and it is below UNSURE itself."""
-    monkeypatch.setattr(long_audio, "SILENT", 0.5)
+    monkeypatch.setattr(long_audio, "SILENCE_THRESHOLD", 0.5)
     monkeypatch.setattr(long_audio, "generate", lambda *given, **options: None)
     # how likely silence is, and the mean log-probability of the text
     rows = [(0.75, -1.5), (0.75, -1.0), (0.5, -1.5), (0.25, -1.5), (0.25, -0.5), (0.75, -0.5)]
@@ -341,8 +341,8 @@ def test_the_quietest_place_is_the_last_of_the_least_power() -> None:
 @pytest.mark.parametrize("kind", ["letters", "sentences"])
 def test_words_of_a_scene(kind: str, spelling: Path, writer: Path, tmp_path: Path, monkeypatch) -> None:
     """What `anyformer look --picture spectrogram` draws is what is transcribed, on the time of the frames."""
-    monkeypatch.setattr(long_audio, "UNSURE", -1e9)  # nothing is tried again
-    monkeypatch.setattr(long_audio, "COMPRESSED", 1e9)
+    monkeypatch.setattr(long_audio, "MIN_LOG_PROB", -1e9)  # nothing is tried again
+    monkeypatch.setattr(long_audio, "MAX_COMPRESSION", 1e9)
     folder, samples = spelling if kind == "letters" else writer, tone(1.64, seed=4)
     soundfile.write(tmp_path / "a.wav", samples, RATE, subtype="FLOAT")
     sound = scene(str(folder), str(tmp_path / "a.wav"), target=None if kind == "letters" else "a").sound()
