@@ -291,9 +291,9 @@ def test_count_of_an_image(run) -> None:
     assert found["flops"]["image"] == counted.flops(1) and found["flops"]["batch"] == 2 * counted.flops(1)
     assert found["flops"]["position"] == counted.flops(1) // 197
     code, out, err = run("count", "vit-b16")
-    assert (code, err) == (0, "") and "FLOPs a position" in out and "(197 positions)" in out
+    assert (code, err) == (0, "") and "FLOPs per position" in out and "(197 positions)" in out
     for more in ([], ["--by", "size"]):
-        line = "--length: this model reads pixel_values of 3 x 224 x 224, no others"
+        line = "--length: this model reads only pixel_values of 3 x 224 x 224"
         one_line(run("count", "vit-b16", "--length", "512", *more), line)
 
 
@@ -343,7 +343,7 @@ def test_sizes_that_read_images_of_several_sizes_say_so_in_each_row(run, monkeyp
     two = [pair for pair in families.names() if pair[0] in ("swin-tiny", "swinv2-tiny")]
     monkeypatch.setattr(families, "names", lambda: two)  # the others take seconds each
     code, out, err = run("count", "swin", "--by", "size")
-    assert (code, err) == (0, "") and out.startswith("FLOPs of what each reads; ")
+    assert (code, err) == (0, "") and out.startswith("FLOPs of the input of each; ")
     lines = {line.split()[0]: line for line in out.splitlines()}
     assert lines["swin-tiny"].endswith("pixel_values of 3 x 224 x 224")
     assert lines["swinv2-tiny"].endswith("pixel_values of 3 x 256 x 256")
@@ -351,9 +351,9 @@ def test_sizes_that_read_images_of_several_sizes_say_so_in_each_row(run, monkeyp
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
-    [(["gpt2", "--length", "0"], "--length is at least 1"), (["gpt2", "--length", "4096"], "takes at most 1,024"),
+    [(["gpt2", "--length", "0"], "--length is 0; it must be at least 1"), (["gpt2", "--length", "4096"], "takes at most 1,024"),
      (["--by", "sise"], "did you mean 'size'?"), (["gpt4", "--by", "size"], "did you mean 'gpt"),
-     (["gpt2", "--picture", "parts"], "a .png, .svg or .pdf"), (["gpt2", "--batch", "-1"], "--batch is at least 1")],
+     (["gpt2", "--picture", "parts"], "a .png, .svg or .pdf"), (["gpt2", "--batch", "-1"], "--batch is -1; it must be at least 1")],
 )  # fmt: skip
 def test_counting_mistakes(run, arguments: list[str], line: str) -> None:
     one_line(run("count", *arguments), line)

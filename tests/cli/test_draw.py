@@ -84,7 +84,7 @@ def test_two(run, tmp_path: Path) -> None:
         (["gpt2", "-o", "x.gif"], "x.gif: the name of a drawing must end in .svg, .png or .html"),
         (["gpt2", "-o", "x"], "x: the name of a drawing must end in .svg, .png or .html"),
         (["gpt2", "-o", "no/folder/x.svg"], "no/folder/x.svg"),
-        (["gpt2", "llama3-8b", "vit-b16"], "one description is drawn, or two side by side, not 3"),
+        (["gpt2", "llama3-8b", "vit-b16"], "give one NAME, or two to draw side by side, not 3"),
         (["gpt2", "--theme", "dull"], "no theme 'dull'"),
         (["gpt2", "--them", "dark"], "did you mean '--theme'?"),
         (["gpt2", "-p", "x.svg"], "has no flag '-p'"),

@@ -255,9 +255,9 @@ def test_mistakes(run: Run, made: Any, tmp_path: Path) -> None:
         ((made("gpt2"), "dog " * 40), "this model takes at most 32"),
         ((made("gpt2"), ""), "the text is empty"),
         ((made("gpt2"), "x", "--target", "y"), "this one has one stack"),
-        ((made("gpt2"), "x", "--port", "80"), "--port goes with --serve"),
+        ((made("gpt2"), "x", "--port", "80"), "--port needs --serve"),
         ((made("gpt2"), "x", "--serve", "-o", "x.html"), "not both"),
-        ((made("gpt2"), "x", "--serve", "--port", "70000"), "ports go up to 65535"),
+        ((made("gpt2"), "x", "--serve", "--port", "70000"), "--port is 70000; it must be from 0 to 65535"),
         ((made("gpt2"), "x", "-o", tmp_path), "is a folder"),
         ((made("gpt2"), "x", "--outptu", "y"), "--output"),
     ):

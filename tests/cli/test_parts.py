@@ -207,7 +207,7 @@ def test_slots_by_address_and_by_kind(run: Command) -> None:
         ).keys()
     assert "AdamW" in kinds_for(slot_at("optimizer", (Run,)))
     for wrong, said in {
-        "decoder.lyers": "did you mean 'layers'?", "width": "holds no Part, but int", "decoder.norm.epz": "'eps'",
+        "decoder.lyers": "did you mean 'layers'?", "width": "takes no Part, but int", "decoder.norm.epz": "'eps'",
     }.items():  # fmt: skip
         code, out, err = run("parts", "--slot", wrong)
         assert (code, out) == (2, "") and said in err and err.count("\n") == 1

@@ -196,7 +196,7 @@ def test_the_verb(
     assert "google-t5/t5-small" in listed
     assert "runs/digits-wav2vec" in listed and "runs/fashion-vae" in listed and "runs/fashion-kl" in listed
     assert cli.main(["train", "shakespeare"]) == 2
-    assert "data/tiny_shakespeare is not there: `anyformer fetch shakespeare` gets it" in capsys.readouterr().err
+    assert "data/tiny_shakespeare is missing: `anyformer fetch shakespeare` gets it" in capsys.readouterr().err
     assert cli.main(["fetch", "shakespeare"]) == 0
     assert "`anyformer train shakespeare --data data` trains with it" in capsys.readouterr().out
     assert cli.main(["fetch", "shakespeare"]) == 0 and played == ["karpathy/tiny_shakespeare"]
@@ -268,4 +268,4 @@ def test_a_seed_that_makes_nothing_is_named(tmp_path: Path, capsys: pytest.Captu
     assert "--seed is -1" in capsys.readouterr().err
     (tmp_path / "shapes").mkdir()
     assert cli.main([*call, "--seed", "4"]) == 0
-    assert "shapes is there, with the seed it was made with" in capsys.readouterr().out
+    assert "shapes is there, generated with its first seed" in capsys.readouterr().out
