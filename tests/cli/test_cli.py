@@ -351,9 +351,9 @@ def test_sizes_that_read_images_of_several_sizes_say_so_in_each_row(run, monkeyp
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
-    [(["gpt2", "--length", "0"], "--length is 0; it must be at least 1"), (["gpt2", "--length", "4096"], "takes at most 1,024"),
+    [(["gpt2", "--length", "0"], "--length is 0; it must"), (["gpt2", "--length", "4096"], "takes at most 1,024"),
      (["--by", "sise"], "did you mean 'size'?"), (["gpt4", "--by", "size"], "did you mean 'gpt"),
-     (["gpt2", "--picture", "parts"], "a .png, .svg or .pdf"), (["gpt2", "--batch", "-1"], "--batch is -1; it must be at least 1")],
+     (["gpt2", "--picture", "parts"], "a .png, .svg or .pdf"), (["gpt2", "--batch", "-1"], "--batch is -1; it must")],
 )  # fmt: skip
 def test_counting_mistakes(run, arguments: list[str], line: str) -> None:
     one_line(run("count", *arguments), line)

@@ -25,7 +25,7 @@ def check_batch(trainer: Trainer, loader: Loader) -> None:
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host
     chosen = loader.plan.step(0)
     measured, longest = len(chosen.items), int(chosen.sizes.max())
-    unit = 1 if batch.examples else longest  # by which one example increases the batch size
+    unit = 1 if batch.examples else longest  # batch size of one example
     whole = "examples" if batch.examples else "tokens"
     part = "micro" if batch.micro else whole
     step_rows, rows = (getattr(batch, name) // unit for name in (whole, part))

@@ -255,7 +255,7 @@ class Layout:
                 dist.all_reduce(local_tensor(gradient), group=self.mesh.get_group("tensor"))
 
     def sum_over_processes(self, values: Tensor) -> Tensor:
-        """Sum losses or counts over the processes, each of which has a share of the batch."""
+        """Sum losses or counts over the processes; each process has a share of the batch."""
         if self.data_size > 1:
             dist.all_reduce(values, group=self.data_group)
         return values
