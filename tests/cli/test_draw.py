@@ -1,4 +1,4 @@
-"""`anyformer draw`: a picture in a file, and one clear line where there can be none."""
+"""`anyformer draw`: a picture in a file, or one clear line if it cannot be drawn."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_default_name_replaces_no_file_of_others(run, tmp_path: Path) -> None:
     code, _, err = run("gpt2")
     assert code == 2 and "gpt2.svg exists and was not written by anyformer; choose another file with -o FILE" in err
     assert (tmp_path / "gpt2.svg").read_text() == "<svg>drawn by hand</svg>"
-    assert run("gpt2", "-o", "gpt2.svg")[0] == 0 and run("gpt2")[0] == 0  # asked for, and then our own
+    assert run("gpt2", "-o", "gpt2.svg")[0] == 0 and run("gpt2")[0] == 0  # with -o, then over our own file
 
 
 def test_a_png(run, tmp_path: Path) -> None:

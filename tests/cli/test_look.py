@@ -1,4 +1,4 @@
-"""`anyformer look`: pages of text, pictures and sound, and what a mistake looks like."""
+"""`anyformer look`: pages of text, pictures and sound, and mistakes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a tiny model of a family, with what reads for it."""
+    """The folder of a tiny model of a family, with its tokenizer or processor."""
     configs: dict[str, dict[str, Any]] = {
         "gpt2": {"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 400, "n_positions": 32, "bos_token_id": 0,
                  "eos_token_id": 0, "architectures": ["GPT2LMHeadModel"]},
@@ -134,7 +134,7 @@ def test_a_default_name_replaces_no_file_of_others(run: Run, made: Any, tmp_path
     assert (tmp_path / "look.html").read_text() == "a page of mine"
     for file in ("look.html", "masks.png"):
         (tmp_path / file).unlink()
-    for command in ((made("gpt2"), "The fox"), ("--picture", "masks")) * 2:  # again over what it wrote
+    for command in ((made("gpt2"), "The fox"), ("--picture", "masks")) * 2:  # the second time replaces the first file
         assert run(*command)[0] == 0
 
 
@@ -172,7 +172,7 @@ def test_each_of_two_towers(run: Run, made: Any, tmp_path: Path) -> None:
      ("windows", "swin", picture), ("windows", "swin", None), ("spectrogram", "wav2vec2", sound)],
 )  # fmt: skip
 def test_pictures_of_a_model(run: Run, made: Any, tmp_path: Path, name: str, family: str, given: Any) -> None:
-    """Swin's windows also of a description, without weights and without an image."""
+    """Swin's windows can be drawn from a description, without weights and without an image."""
     pytest.importorskip("matplotlib")
     model = made(family)
     if given is None:
@@ -207,7 +207,7 @@ def test_pictures_that_do_not_fit(run: Run, made: Any, tmp_path: Path) -> None:
 
 
 def test_a_saved_model_of_pictures_needs_no_tokenizer(run: Run, made: Any, tmp_path: Path) -> None:
-    """af.save of a model that was built or loaded by itself leaves nothing that says how pictures are read."""
+    """af.save of a model that was built in Python writes no image processor settings."""
     pytest.importorskip("matplotlib")
     for family in ("vit", "clip"):
         model = af.load(made(family))

@@ -1,5 +1,5 @@
-"""Mistakes on the command line, as people type them: exit code 2 and one line that says what is wrong in words they
-know, nothing on stdout, no traceback, and nothing begun."""
+"""Mistakes on the command line, as people type them: exit code 2 and one line in words that users know, nothing on
+stdout, no traceback, and nothing started."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from anyformer.data import Bytes
 from anyformer.recipes import recipe
 from anyformer.specs.codec import to_json
 
-# what nobody has to know: classes of the inside, Python's own words for things
+# words that messages must not contain: internal classes, Python's terms
 INSIDE = re.compile(r"\b\w+(Error|Exception|Module|Warning)\b|NoneType|Traceback|<class|object at 0x|\bNone\b")
 
 
 def furnish(place: Path) -> None:
-    """A folder as a person has it: models, tables, texts, a run.json."""
+    """A user's folder: models, tables, texts, a run.json."""
     small = {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 16, "vocab_size": 258}
     af.save(af.build(families.find("gpt2").read(small)), place / "gpt2", format="hf")
     Bytes().make([], place / "gpt2")
@@ -47,7 +47,7 @@ def furnish(place: Path) -> None:
     (place / "pickled/pytorch_model.bin").write_bytes(b"\x80\x04.")
 
 
-# (what is typed, words that the line has)
+# (command, words of the message)
 COMMANDS: list[tuple[str, ...]] = [
     # verbs, flags, arguments
     ("trian shakespeare", "no verb 'trian'", "did you mean 'train'?"),

@@ -1,4 +1,4 @@
-"""`anyformer run`: where inputs come from, what is printed, and what a mistake looks like."""
+"""`anyformer run`: sources of inputs, output, and mistakes."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_predictions_stand_next_to_the_rows_of_a_table(run: Run, models: Any, tm
     assert [float(lines[i][4]) for i in (0, 2)] == pytest.approx([one["score"] for one in wanted], abs=1e-5)
     assert lines[1][3:] == ["", "", "text is empty"] and lines[0][5] == lines[2][5] == ""
     assert lines[3][5] == "reviews.csv:5: 2 values for 3 columns"
-    # nothing is overwritten unless asked, and the input never
+    # a file is overwritten only with --overwrite, and never the input
     assert run(*command, "out.csv")[::2] == (2, "anyformer: --out out.csv exists already; give another name, or"
                                                 " --overwrite\n")  # fmt: skip
     assert run(*command, "out.csv", "--overwrite", "--top-k", 2)[0] == 1
@@ -247,7 +247,7 @@ def test_json_lines_and_two_columns(run: Run, models: Any, tmp_path: Path, monke
     assert found[0] == {**rows[0], **wanted, "error": None}
     assert [row["error"] for row in found[1:]] == ["rows.jsonl:2: no column 'q'", "context is int, not text"]
     assert [row["id"] for row in found] == [1, 2, 3]
-    # a result that is neither an object nor ranked is one value; lines and arguments have a table too
+    # other results are one column; lines and arguments also make a table
     assert run("tag", models("BertForTokenClassification"), "The fox", "a", "--out", "tags.csv")[0] == 0
     header, first, _ = read_csv(tmp_path / "tags.csv")
     assert header == ["text", "prediction", "error"] and first[0] == "The fox"
@@ -350,7 +350,7 @@ def test_the_list_has_every_task(run: Run) -> None:
 
 
 def test_a_bar_on_a_terminal_alone(run: Run, models: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On stderr, gone at the end; results on stdout are the same."""
+    """A progress bar on stderr, removed at the end; stdout does not change."""
     write(tmp_path, "texts.txt", "\n".join(TEXTS * 20))
     given = ["embed", str(models("BertModel")), "--file", str(tmp_path / "texts.txt"), "--json"]
     with terminal(monkeypatch, "stderr") as shown:

@@ -1,4 +1,4 @@
-"""Labels for texts and pairs: transformers' results."""
+"""Labels for texts and pairs, compared with transformers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_other_names(folders: Folders) -> None:
 
 
 def test_more_than_ten_labels_in_text_order(folders: Folders, pipeline: Any, tmp_path: Path) -> None:
-    """A config.json whose keys are sorted as texts: "10" stands before "2" there, and is still the eleventh."""
+    """A config.json whose keys are sorted as texts: "10" is before "2" there, but is still the eleventh label."""
     names = [f"label {letter}" for letter in "qwertyuiopas"]
     numbered = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
     folder = shutil.copytree(folders("BertForSequenceClassification", **numbered), tmp_path / "sorted")
@@ -67,7 +67,7 @@ def test_more_than_ten_labels_in_text_order(folders: Folders, pipeline: Any, tmp
 
 
 def test_a_config_that_asks_for_other_outputs(folders: Folders) -> None:
-    """Which are told in another form, or beside: the result is the same."""
+    """Pairs in each input, or as an option: the result is the same."""
     wanted = af.tasks.classify(folders("BertForSequenceClassification", **NAMES), "The fox")
     for change in ({"return_dict": False}, {"output_hidden_states": True}):
         same(af.tasks.classify(folders("BertForSequenceClassification", **NAMES, **change), "The fox"), wanted)

@@ -1,4 +1,4 @@
-"""Captions and answers about pictures, and `af.processor` of a LLaVA: as transformers' own classes have them."""
+"""Captions and answers about pictures, and `af.processor` of a LLaVA, compared with transformers' classes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model of Reka's layout, as anyformer saves it, with what reads pictures and sounds in one file."""
+    """A tiny model of Reka's layout, as anyformer saves it, with the image and audio processors in one file."""
     place = tmp_path_factory.mktemp("reka")
     tokenizer = transformers.AutoTokenizer.from_pretrained(gpt2(place / "words", pad_token="<|endoftext|>"))
     tokenizer.add_tokens(["<image>", "<audio>"], special_tokens=True)
@@ -210,7 +210,7 @@ def test_mistakes_are_one_line(folder: Path, tmp_path: Path, capsys: pytest.Capt
                                  intermediate_size=8)  # fmt: skip
     transformers.ViTForImageClassification(vit).save_pretrained(tmp_path / "vit")
     transformers.ViTImageProcessorPil(size=16).save_pretrained(tmp_path / "vit")
-    capsys.readouterr()  # transformers' bars
+    capsys.readouterr()  # drop transformers' progress bars
     for arguments, match in (
         (["ask-image", folder, file], "the picture has no question"),
         (["caption", folder, tmp_path / "1.png"], "no such file"),

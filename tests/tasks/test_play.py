@@ -1,4 +1,4 @@
-"""Playing: what the model sees at each step, and environments that do not fit it."""
+"""Playing: the inputs of the model at each step, and environments that do not fit it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def player(**changes: Any) -> Any:
 
 
 def test_each_step_sees_what_was_lived() -> None:
-    """The same episode by hand: the states of the environment, the actions taken, the return that is left."""
+    """The same episode by hand: the states of the environment, the actions taken, the remaining return."""
     model, asked, scale, steps = player(), 30.0, 10.0, 5
     seen: list[dict[str, Any]] = []
     hook = model.register_forward_pre_hook(lambda _, args, inputs: seen.append(inputs), with_kwargs=True)

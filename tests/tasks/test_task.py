@@ -1,4 +1,4 @@
-"""What tasks have in common: the table, a model opened once, inputs, batches."""
+"""Common to all tasks: the table, a model that is opened once, inputs, batches."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_mistakes(folders: Folders, tmp_path: Path) -> None:
         af.tasks.embed(None, "a")
     with pytest.raises(FileNotFoundError, match="no such folder"):
         af.tasks.embed("./no/such/folder", "a")
-    with pytest.raises(ValueError, match="^text is empty$"):  # told before a model is looked for
+    with pytest.raises(ValueError, match="^text is empty$"):  # reported before the model is loaded
         af.tasks.embed("./no/such/folder", "")
     other = tmp_path / "other"
     af.save(af.load(folder), other)
