@@ -1,4 +1,4 @@
-"""T2: a run that is killed (kill -9) and resumed equals an uninterrupted run, bit for bit. T4: only the same run resumes."""
+"""T2: a run that is killed (kill -9) and resumed equals an uninterrupted run, bit for bit. T4: no other run resumes."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ def test_half_precision_learns_as_fp32_does(tmp_path: Path, precision: str) -> N
 
 
 def test_fp16_scaling_skips_and_goes_on(tmp_path: Path) -> None:
-    """If the loss scale is too high, gradients are infinite: steps are skipped, the scale falls, and training begins."""
+    """If the loss scale is too high, gradients are infinite: steps are skipped until the scale is low enough."""
     trainer, log = trainer_of(tmp_path, steps=16, precision="fp16")
     trainer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**26)
     before = weights(trainer)
