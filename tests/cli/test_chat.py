@@ -57,7 +57,7 @@ def talk(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 
 def answer(folder: Path, text: str) -> str:
-    """What the model writes after this text, in six tokens."""
+    """Return the model's continuation of this text, six tokens."""
     return af.tasks.write(folder, text, max_new_tokens=6)
 
 

@@ -1,4 +1,4 @@
-"""The command line: C1, and X1 and X2 on whole model folders as a user meets them."""
+"""The command line: C1, and X1 and X2 on complete model folders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMMAND = [sys.executable, "-m", "anyformer"]
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny GPT-2 as Hugging Face would store it."""
+    """A tiny GPT-2 in Hugging Face's layout."""
     folder = tmp_path_factory.mktemp("published") / "gpt2"
     spec = families.find("gpt2").read(CONFIG)
     af.save(af.build(spec, seed=3), folder, format="hf")
@@ -36,7 +36,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(published: Path, tmp_path: Path) -> Path:
-    """A copy of it to spoil."""
+    """A copy of it, to be damaged."""
     folder = tmp_path / "model"
     folder.mkdir()
     for file in published.iterdir():
@@ -64,7 +64,7 @@ def one_line(result: tuple[int, str, str], *words: str) -> None:
 
 
 def words(value: object) -> str:
-    """The name of a test: the command it runs."""
+    """Return the id of a test: the command it runs."""
     return " ".join(value)[:60] or "alone" if isinstance(value, list) else ""
 
 
@@ -72,7 +72,7 @@ def words(value: object) -> str:
 
 
 def seconds_of_children() -> float:
-    """Of the processor: how long the clock runs depends on what else the machine does."""
+    """CPU time; wall time depends on the load of the machine."""
     times = os.times()
     return times.children_user + times.children_system
 
@@ -246,7 +246,7 @@ def test_count_with_other_values(run, published: Path, tmp_path: Path) -> None:
     assert parameters(published, "--set", "decoder.depth=5", "--set", 'decoder.norm={"kind": "RMSNorm"}') == expected
     af.save(af.build(deeper), tmp_path / "deeper")
     assert parameters(tmp_path / "deeper" / "spec.json") == parameters(tmp_path / "deeper") == expected
-    # text that is no JSON is text
+    # a value that is not JSON is a text
     assert parameters(published, "--set", "decoder.layers.feedforward.op.activation=relu") == af.count(spec).parameters
 
 
@@ -271,7 +271,7 @@ def test_count_at_a_length(run, tmp_path: Path) -> None:
 
 
 def test_count_of_a_sliding_window(run) -> None:
-    """The square that a kernel computes, and what the mask needs of it."""
+    """FLOPs of the whole square that a kernel computes, and of the pairs that the mask needs."""
     masks = '[{"kind": "Causal"}, {"kind": "Window", "size": 9}]'
     window = f'decoder.layers.attention.op.mask={{"kind": "All", "masks": {masks}}}'
     code, out, err = run("count", "gpt2", "--length", "100", "--batch", "2", "--set", window, "--json")
@@ -284,16 +284,16 @@ def test_count_of_a_sliding_window(run) -> None:
 
 
 def test_count_of_an_image(run) -> None:
-    """FLOPs of its own positions, without a length; one that is given is refused."""
+    """FLOPs of an image model's positions without --length; a given --length is refused."""
     code, out, err = run("count", "vit-b16", "--batch", "2", "--json")
     found, counted = json.loads(out), af.count(af.spec("vit-b16"))
     assert (code, err) == (0, "") and found["positions"] == 197
     assert found["flops"]["image"] == counted.flops(1) and found["flops"]["batch"] == 2 * counted.flops(1)
     assert found["flops"]["position"] == counted.flops(1) // 197
     code, out, err = run("count", "vit-b16")
-    assert (code, err) == (0, "") and "FLOPs a position" in out and "(197 positions)" in out
+    assert (code, err) == (0, "") and "FLOPs per position" in out and "(197 positions)" in out
     for more in ([], ["--by", "size"]):
-        line = "--length: this model reads pixel_values of 3 x 224 x 224, no others"
+        line = "--length: this model reads only pixel_values of 3 x 224 x 224"
         one_line(run("count", "vit-b16", "--length", "512", *more), line)
 
 
@@ -305,7 +305,7 @@ def test_count_of_fixed_tables(run) -> None:
 
 
 def test_what_is_drawn_is_what_is_shown(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a pair, with the length that its encoder reads; of several sizes, too."""
+    """FLOPs of an encoder-decoder with --source-length, also with --by size."""
     from anyformer.counting import picture
 
     drawn: list[dict[str, int]] = []
@@ -343,7 +343,7 @@ def test_sizes_that_read_images_of_several_sizes_say_so_in_each_row(run, monkeyp
     two = [pair for pair in families.names() if pair[0] in ("swin-tiny", "swinv2-tiny")]
     monkeypatch.setattr(families, "names", lambda: two)  # the others take seconds each
     code, out, err = run("count", "swin", "--by", "size")
-    assert (code, err) == (0, "") and out.startswith("FLOPs of what each reads; ")
+    assert (code, err) == (0, "") and out.startswith("FLOPs of the input of each; ")
     lines = {line.split()[0]: line for line in out.splitlines()}
     assert lines["swin-tiny"].endswith("pixel_values of 3 x 224 x 224")
     assert lines["swinv2-tiny"].endswith("pixel_values of 3 x 256 x 256")
@@ -351,9 +351,9 @@ def test_sizes_that_read_images_of_several_sizes_say_so_in_each_row(run, monkeyp
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
-    [(["gpt2", "--length", "0"], "--length is at least 1"), (["gpt2", "--length", "4096"], "takes at most 1,024"),
+    [(["gpt2", "--length", "0"], "--length is 0; it must"), (["gpt2", "--length", "4096"], "takes at most 1,024"),
      (["--by", "sise"], "did you mean 'size'?"), (["gpt4", "--by", "size"], "did you mean 'gpt"),
-     (["gpt2", "--picture", "parts"], "a .png, .svg or .pdf"), (["gpt2", "--batch", "-1"], "--batch is at least 1")],
+     (["gpt2", "--picture", "parts"], "a .png, .svg or .pdf"), (["gpt2", "--batch", "-1"], "--batch is -1; it must")],
 )  # fmt: skip
 def test_counting_mistakes(run, arguments: list[str], line: str) -> None:
     one_line(run("count", *arguments), line)
@@ -383,7 +383,7 @@ def test_convert_there_and_back_is_bit_identical(run, published: Path, tmp_path:
     monkeypatch.setattr(socket, "socket", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     ours, theirs = tmp_path / "deep" / "er" / "ours", tmp_path / "theirs"
-    theirs.mkdir()  # an empty folder is as good as none
+    theirs.mkdir()  # an empty folder is accepted
     code, out, err = run("convert", published, ours, "--offline")
     assert (code, err) == (0, "") and out.count("\n") == 1 and "GPT2LMHeadModel" in out and "float32" in out
     assert sorted(path.name for path in ours.iterdir()) == ["model.safetensors", "spec.json"]
@@ -440,7 +440,7 @@ def test_an_export_keeps_its_special_tokens(
 
 
 def test_an_export_that_cannot_be_says_why(run, published: Path, tmp_path: Path) -> None:
-    """The first thing that no config could say, and not the last that was tried."""
+    """The error names the first field that no config can describe, not the last one."""
     changes = {"decoder.layers.feedforward.op": {"kind": "GatedMLP", "width": 8}, "decoder.norm": {"kind": "RMSNorm"}}
     for path, value in changes.items():
         folder = tmp_path / path
@@ -470,7 +470,7 @@ def test_convert_never_writes_over_anything(run, published: Path, tmp_path: Path
 
 @pytest.mark.parametrize("there", [False, True])
 def test_a_write_that_fails_leaves_nothing(run, published: Path, tmp_path: Path, there: bool, monkeypatch) -> None:
-    """A limit on the size of files stands in for a disk that is full."""
+    """A file size limit simulates a full disk."""
     target = tmp_path / "out"
     if there:
         target.mkdir()
@@ -538,7 +538,7 @@ def truncate(folder: Path) -> None:
 
 
 def pickled(folder: Path) -> None:
-    """A pickle that would leave a mark when it is read."""
+    """A pickle that would create a file when it is loaded."""
 
     class Mark:
         def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
@@ -561,7 +561,7 @@ SPOILED: dict[str, tuple[Callable[[Path], None], str]] = {
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
     "empty weights": (raw("model.safetensors", b""), "truncated"),
     "huge header": (header({}, 2**62), "truncated"),
-    "header that is no JSON": (raw("model.safetensors", (4).to_bytes(8, "little") + b"{{{{"), "not valid JSON"),
+    "header that is not JSON": (raw("model.safetensors", (4).to_bytes(8, "little") + b"{{{{"), "not valid JSON"),
     "tensor out of bounds": (
         header({"wte.weight": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}), "outside"
     ),
@@ -577,7 +577,7 @@ SPOILED: dict[str, tuple[Callable[[Path], None], str]] = {
     "wrong shape": (change_weights(lambda held: held.update({"transformer.h.0.ln_1.weight": torch.ones(7)})),
                     "wrong shape transformer.h.0.ln_1.weight (here decoder.layers.0.attention.pre_norm.weight; "),
     "no config": (lambda folder: (folder / "config.json").unlink(), "config.json"),
-    "config that is no JSON": (raw("config.json", "{"), "config.json: not valid JSON"),
+    "config that is not JSON": (raw("config.json", "{"), "config.json: not valid JSON"),
     "config that is a list": (raw("config.json", "[]"), "expected a JSON object"),
     "nested config": (raw("config.json", '{"a":' * 100_000), "nested too deeply"),
     "nested value": (
@@ -638,7 +638,7 @@ def test_folders_and_ids_that_are_not_there(run, tmp_path: Path, monkeypatch) ->
 
 
 def test_no_code_of_a_checkpoint_runs(run, model: Path, tmp_path: Path) -> None:
-    """`auto_map` names classes in Python files beside the weights; transformers imports them where it is told to."""
+    """`auto_map` names classes in Python files next to the weights; transformers imports them if allowed."""
     (model / "modeling_evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
     change_config(auto_map={"AutoModelForCausalLM": "modeling_evil.Evil", "AutoConfig": "modeling_evil.Evil"})(model)
     assert run("count", model)[0] == 0

@@ -1,4 +1,4 @@
-"""`anyformer completion`: what it prints makes a shell complete verbs, flags and names."""
+"""`anyformer completion`: its script completes verbs, flags and names in a shell."""
 
 from __future__ import annotations
 

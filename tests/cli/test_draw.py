@@ -1,4 +1,4 @@
-"""`anyformer draw`: a picture in a file, and one clear line where there can be none."""
+"""`anyformer draw`: a picture in a file, or one clear line if it cannot be drawn."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_default_name_replaces_no_file_of_others(run, tmp_path: Path) -> None:
     code, _, err = run("gpt2")
     assert code == 2 and "gpt2.svg exists and was not written by anyformer; choose another file with -o FILE" in err
     assert (tmp_path / "gpt2.svg").read_text() == "<svg>drawn by hand</svg>"
-    assert run("gpt2", "-o", "gpt2.svg")[0] == 0 and run("gpt2")[0] == 0  # asked for, and then our own
+    assert run("gpt2", "-o", "gpt2.svg")[0] == 0 and run("gpt2")[0] == 0  # with -o, then over our own file
 
 
 def test_a_png(run, tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_two(run, tmp_path: Path) -> None:
         (["gpt2", "-o", "x.gif"], "x.gif: the name of a drawing must end in .svg, .png or .html"),
         (["gpt2", "-o", "x"], "x: the name of a drawing must end in .svg, .png or .html"),
         (["gpt2", "-o", "no/folder/x.svg"], "no/folder/x.svg"),
-        (["gpt2", "llama3-8b", "vit-b16"], "one description is drawn, or two side by side, not 3"),
+        (["gpt2", "llama3-8b", "vit-b16"], "give one NAME, or two to draw side by side, not 3"),
         (["gpt2", "--theme", "dull"], "no theme 'dull'"),
         (["gpt2", "--them", "dark"], "did you mean '--theme'?"),
         (["gpt2", "-p", "x.svg"], "has no flag '-p'"),

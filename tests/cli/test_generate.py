@@ -1,4 +1,4 @@
-"""`anyformer generate`: what it prints, where the prompt comes from, and what a mistake looks like."""
+"""`anyformer generate`: its output, the sources of the prompt, and mistakes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_prompt_comes_from_three_places(run: Run, model: Path, tmp_path: Pat
     flags = ("--json", "--max-new-tokens", 5)
     code, out, err = run(model, "The fox", *flags)
     direct = json.loads(out)
-    direct["log_probs"] = pytest.approx(direct["log_probs"], abs=1e-5)  # the last digit depends on what is in a batch
+    direct["log_probs"] = pytest.approx(direct["log_probs"], abs=1e-5)  # the last digit depends on the batch
     assert (code, err) == (0, "")
     write(tmp_path, "prompt.txt", "The fox\n")
     code, out, err = run(model, "--file", tmp_path / "prompt.txt", *flags)

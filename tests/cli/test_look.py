@@ -1,4 +1,4 @@
-"""`anyformer look`: pages of text, pictures and sound, and what a mistake looks like."""
+"""`anyformer look`: pages of text, pictures and sound, and mistakes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a tiny model of a family, with what reads for it."""
+    """The folder of a tiny model of a family, with its tokenizer or processor."""
     configs: dict[str, dict[str, Any]] = {
         "gpt2": {"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 400, "n_positions": 32, "bos_token_id": 0,
                  "eos_token_id": 0, "architectures": ["GPT2LMHeadModel"]},
@@ -134,7 +134,7 @@ def test_a_default_name_replaces_no_file_of_others(run: Run, made: Any, tmp_path
     assert (tmp_path / "look.html").read_text() == "a page of mine"
     for file in ("look.html", "masks.png"):
         (tmp_path / file).unlink()
-    for command in ((made("gpt2"), "The fox"), ("--picture", "masks")) * 2:  # again over what it wrote
+    for command in ((made("gpt2"), "The fox"), ("--picture", "masks")) * 2:  # the second time replaces the first file
         assert run(*command)[0] == 0
 
 
@@ -172,7 +172,7 @@ def test_each_of_two_towers(run: Run, made: Any, tmp_path: Path) -> None:
      ("windows", "swin", picture), ("windows", "swin", None), ("spectrogram", "wav2vec2", sound)],
 )  # fmt: skip
 def test_pictures_of_a_model(run: Run, made: Any, tmp_path: Path, name: str, family: str, given: Any) -> None:
-    """Swin's windows also of a description, without weights and without an image."""
+    """Swin's windows can be drawn from a description, without weights and without an image."""
     pytest.importorskip("matplotlib")
     model = made(family)
     if given is None:
@@ -195,7 +195,7 @@ def test_pictures_that_do_not_fit(run: Run, made: Any, tmp_path: Path) -> None:
         (("windows",), "give MODEL, and optionally an image"),
         (("windows", made("vit"), image), "this model has no windows"),
         (("windows", made("clip"), image), "this model has no windows"),
-        (("windows", made("wav2vec2"), recording), "this model reads input_values, and no image"),
+        (("windows", made("wav2vec2"), recording), "this model reads input_values, not images"),
         (("windows", made("swin"), recording), "this model reads a picture: give a file"),
         (("windows", "swin-tyni"), "did you mean 'swin-tiny'"),
         (("spectrogram", made("gpt2"), "The fox"), "a model that reads recordings"),
@@ -207,7 +207,7 @@ def test_pictures_that_do_not_fit(run: Run, made: Any, tmp_path: Path) -> None:
 
 
 def test_a_saved_model_of_pictures_needs_no_tokenizer(run: Run, made: Any, tmp_path: Path) -> None:
-    """af.save of a model that was built or loaded by itself leaves nothing that says how pictures are read."""
+    """af.save of a model that was built in Python writes no image processor settings."""
     pytest.importorskip("matplotlib")
     for family in ("vit", "clip"):
         model = af.load(made(family))
@@ -231,7 +231,7 @@ def test_a_model_of_other_numbers_is_named(run: Run, tmp_path: Path, capsys: Any
     config = {"state_dim": 3, "act_dim": 2, "hidden_size": 16, "n_layer": 1, "n_head": 2, "max_ep_len": 40}
     af.save(af.build(families.find("decision_transformer").read(config)), tmp_path / "acts")
     code, out, err = run(tmp_path / "acts", "The fox")
-    assert code == 2 and err.startswith("anyformer: this model reads states, and `look` texts, pictures and sound")
+    assert code == 2 and err.startswith("anyformer: this model reads states; `look` takes texts, pictures and sound")
     for verb in (["generate"], ["run", "embed"]):  # neither asks for a tokenizer
         assert cli.main([*verb, str(tmp_path / "acts"), "The fox"]) == 2
         err = capsys.readouterr().err
@@ -249,15 +249,15 @@ def test_mistakes(run: Run, made: Any, tmp_path: Path) -> None:
         ((), "give MODEL and INPUT"),
         ((made("gpt2"),), "give MODEL and INPUT"),
         ((tmp_path / "none", "x"), "none"),
-        ((made("gpt2"), image), "is a picture, and this model reads text"),
+        ((made("gpt2"), image), "is a picture, but this model reads text"),
         ((made("vit"), "The fox"), "this model reads a picture: give a file"),
         ((made("vit"), sound(tmp_path)), "is not a picture, which this model reads"),
         ((made("gpt2"), "dog " * 40), "this model takes at most 32"),
         ((made("gpt2"), ""), "the text is empty"),
         ((made("gpt2"), "x", "--target", "y"), "this one has one stack"),
-        ((made("gpt2"), "x", "--port", "80"), "--port goes with --serve"),
+        ((made("gpt2"), "x", "--port", "80"), "--port needs --serve"),
         ((made("gpt2"), "x", "--serve", "-o", "x.html"), "not both"),
-        ((made("gpt2"), "x", "--serve", "--port", "70000"), "ports go up to 65535"),
+        ((made("gpt2"), "x", "--serve", "--port", "70000"), "--port is 70000; it must be from 0 to 65535"),
         ((made("gpt2"), "x", "-o", tmp_path), "is a folder"),
         ((made("gpt2"), "x", "--outptu", "y"), "--output"),
     ):

@@ -1,5 +1,5 @@
-"""Mistakes on the command line, as people type them: exit code 2 and one line that says what is wrong in words they
-know, nothing on stdout, no traceback, and nothing begun."""
+"""Mistakes on the command line, as people type them: exit code 2 and one line in words that users know, nothing on
+stdout, no traceback, and nothing started."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from anyformer.data import Bytes
 from anyformer.recipes import recipe
 from anyformer.specs.codec import to_json
 
-# what nobody has to know: classes of the inside, Python's own words for things
+# words that messages must not contain: internal classes, Python's terms
 INSIDE = re.compile(r"\b\w+(Error|Exception|Module|Warning)\b|NoneType|Traceback|<class|object at 0x|\bNone\b")
 
 
 def furnish(place: Path) -> None:
-    """A folder as a person has it: models, tables, texts, a run.json."""
+    """A user's folder: models, tables, texts, a run.json."""
     small = {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 16, "vocab_size": 258}
     af.save(af.build(families.find("gpt2").read(small)), place / "gpt2", format="hf")
     Bytes().make([], place / "gpt2")
@@ -47,7 +47,7 @@ def furnish(place: Path) -> None:
     (place / "pickled/pytorch_model.bin").write_bytes(b"\x80\x04.")
 
 
-# (what is typed, words that the line has)
+# (command, words of the message)
 COMMANDS: list[tuple[str, ...]] = [
     # verbs, flags, arguments
     ("trian shakespeare", "no verb 'trian'", "did you mean 'train'?"),
@@ -74,11 +74,11 @@ COMMANDS: list[tuple[str, ...]] = [
     ("count gpt2 --set decoder.norm.eps=-1", "decoder.norm.eps is -1.0", "at least 0"),
     ("count gpt2 --set decoder.norm=RmsNorm", "RmsNorm is not of type Norm", "did you mean 'RMSNorm'?"),
     ("count gpt2 --set decoder.layers.attention.op.num_heads=0", "num_heads is 0"),
-    ("count gpt2 --causal", "--causal is about texts: give their --length"),
-    ("count t5-small --source-length 5", "--source-length is about texts: give their --length"),
+    ("count gpt2 --causal", "--causal needs --length"),
+    ("count t5-small --source-length 5", "--source-length needs --length"),
     ("count gpt2 --length 5 --source-length 5", "this model has no encoder whose tokens a decoder attends to"),
-    ("count whisper-tiny --length 5 --source-length 5", "this encoder reads input_features of 80 x 3000, no others"),
-    ("count gpt2 --by size --set width=8", "--set is about one description, and --by size about several"),
+    ("count whisper-tiny --length 5 --source-length 5", "this encoder reads only input_features of 80 x 3000"),
+    ("count gpt2 --by size --set width=8", "--set applies to one description, but --by size shows several"),
     ("count gpt2 --batch 99999999999999999999 --length 8", "batch must be at most 67,108,864"),
     ("count mamba-130m --length 4611686018427387904", "length must be at most 67,108,864"),
     ("count t5-small --length 5 --source-length 99999999999999999999", "source_length must be at most 67,108,864"),
@@ -111,7 +111,7 @@ COMMANDS: list[tuple[str, ...]] = [
     # training
     ("train", "give a recipe"),
     ("train shakespear", "no recipe 'shakespear'", "did you mean 'shakespeare'?"),
-    ("train shakespeare", "data/tiny_shakespeare is not there", "anyformer fetch shakespeare"),
+    ("train shakespeare", "data/tiny_shakespeare is missing", "anyformer fetch shakespeare"),
     ("train ./nowhere.json", "nowhere.json: no such file"),
     ("train bad.json", "bad.json"),
     ("train wrong.json", "wrong.json: batch: Batch has no field 'example'; did you mean 'examples'?"),

@@ -1,4 +1,4 @@
-"""`anyformer parts`, `af.parts`, and suggestions: whoever knows another name of a Part finds ours."""
+"""`anyformer parts`, `af.parts`, and suggestions: a Part is found by its other names."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_every_kind_is_listed_once_with_what_it_is(run: Command, foreign: type[P
     assert {"Norm", "Op", "Head", "Files", "Projections"}.isdisjoint(rows)
     ours = {name: row for name, row in rows.items() if row["module"].startswith("anyformer.")}
     assert [name for name, row in ours.items() if row["about"][:1] in ("", "[", ":")] == []
-    slots = set(rows["Wobble"]["fits"])  # where any mixer fits, and not where MLP itself is asked for
+    slots = set(rows["Wobble"]["fits"])  # slots for any mixer, not slots for MLP only
     assert {"Sublayer.op", "Windows.mixer"} <= slots < {*rows["MLP"]["fits"]} and "MoE.expert" not in slots
     assert rows["Wobble"]["fields"][0]["about"] == "how far"
     code, out, _ = run("parts")
@@ -79,8 +79,8 @@ print(json.dumps([message, names, listing.collect_kinds(), listing.stub(), sorte
 
 
 def test_the_lists_of_parts_are_what_the_classes_say() -> None:
-    """The table of `anyformer parts` and the names of `anyformer.parts`. In a process of its own: other tests declare
-    Parts, and import modules that do."""
+    """The table of `anyformer parts` and the names of `anyformer.parts`. In a new process, because other tests
+    declare Parts."""
     said = subprocess.run([sys.executable, "-c", ALL_KINDS], capture_output=True, text=True, check=True).stdout
     message, names, table, stub, kinds = json.loads(said)
     assert message.endswith("did you mean 'LSTM'?")
@@ -91,7 +91,7 @@ def test_the_lists_of_parts_are_what_the_classes_say() -> None:
 
 @pytest.fixture
 def only_our_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the table, and not what other tests declared or imported."""
+    """Only the kinds of the table, not those of other tests."""
     table = json.loads(listing.PARTS.read_text(encoding="utf-8"))
     ours = {each["name"] for each in (*table["kinds"], *table["abstract"])}
     for name in [name for name in Part.kinds if name not in ours]:
@@ -103,7 +103,7 @@ def only_our_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_table_gives_what_the_classes_give(
     arguments: tuple[str, ...], run: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of a name that only the classes know how to answer."""
+    """Also for a name that needs the classes."""
     asked = run("parts", *arguments)
     monkeypatch.setattr(verb, "only_ours", lambda: True)
     if arguments != ("nonsense",):
@@ -112,14 +112,14 @@ def test_the_table_gives_what_the_classes_give(
 
 
 def test_parts_are_listed_without_torch() -> None:
-    for term in ("rotary", "typical sampling", "paged attention"):  # a Part, what is mentioned, and what is nowhere
+    for term in ("rotary", "typical sampling", "paged attention"):  # a Part, a mentioned term, an unknown term
         code = f"import sys; from anyformer import cli; cli.main(['parts', {term!r}]); sys.exit('torch' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0, term
-    assert not verb.only_ours()  # here there may be Parts of others, which are to be listed too
+    assert not verb.only_ours()  # other tests may have declared Parts, which must be listed too
 
 
 def test_no_other_name_is_said_twice_where_both_fit() -> None:
-    """In one slot a name leads to one kind."""
+    """In one slot, a name belongs to only one kind."""
     for slot in {kind.__mro__[-3] for kind in every_kind().values()} - {Part}:  # the kinds right below Part
         names = [name for kind in kinds_for(slot).values() for name in (kind.__name__, *kind.called)]
         assert len(names) == len({*names}), slot
@@ -190,7 +190,7 @@ def test_one_kind_is_told_whole(run: Command) -> None:
         assert said in out, said
     assert about(Part.kinds["SelectiveState"]).paper == "Gu and Dao 2023"  # of the whole file
     assert "(needed)" in run("parts", "MLP")[1]
-    assert run("parts", "Norm")[1].count("\n") == len(kinds_for(Norm)) + 2  # an abstract kind: those of it
+    assert run("parts", "Norm")[1].count("\n") == len(kinds_for(Norm)) + 2  # an abstract kind lists its kinds
 
 
 def test_slots_by_address_and_by_kind(run: Command) -> None:
@@ -207,7 +207,7 @@ def test_slots_by_address_and_by_kind(run: Command) -> None:
         ).keys()
     assert "AdamW" in kinds_for(slot_at("optimizer", (Run,)))
     for wrong, said in {
-        "decoder.lyers": "did you mean 'layers'?", "width": "holds no Part, but int", "decoder.norm.epz": "'eps'",
+        "decoder.lyers": "did you mean 'layers'?", "width": "takes no Part, but int", "decoder.norm.epz": "'eps'",
     }.items():  # fmt: skip
         code, out, err = run("parts", "--slot", wrong)
         assert (code, out) == (2, "") and said in err and err.count("\n") == 1
@@ -262,7 +262,7 @@ def test_what_is_no_part_for_a_slot(value: object, said: str) -> None:
 
 
 def test_a_llama_like_gpt2_from_what_parts_shows(run: Command, tmp_path: Path) -> None:
-    """Whoever knows "rotary" and "SwiGLU": what `anyformer parts` prints is enough to write the changes."""
+    """The output of `anyformer parts rotary` and `SwiGLU` is enough to write the changes."""
     found = {word: json.loads(run("parts", word, "--json")[1])[0] for word in ("rotary", "swiglu", "rms norm")}
     rope, gated, norm = (found[word]["name"] for word in found)
     assert "Attention.position" in found["rotary"]["fits"] and "Sublayer.op" in found["swiglu"]["fits"]

@@ -22,7 +22,7 @@ SMALL = ["steps=12", "evaluate.every=6", "data.train.source.library=false", "dat
 
 
 def test_quickstart_in_a_small_form(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
-    """The whole way: parts, vocabulary, training with baselines and samples, the report, and text from the folder."""
+    """The complete quickstart: parts, vocabulary, training with baselines and samples, report, generated text."""
     monkeypatch.chdir(tmp_path)
     torch.set_num_threads(1)
     quickstart.main([word for change in SMALL for word in ("--set", change)])
@@ -40,7 +40,7 @@ def test_quickstart_in_a_small_form(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert not re.search(r"(src|href)=[\"']?(http|//)", page)
     written = out.partition("$ anyformer generate")[2].splitlines()[1]
     assert written and af.load(folder).spec.decoder.depth == 2
-    assert quickstart.unused_folder(folder) == folder.with_name("quickstart-2")  # a second time it has its own
+    assert quickstart.unused_folder(folder) == folder.with_name("quickstart-2")  # a second run gets a new folder
 
 
 def test_quickstart_draws_a_tree_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:

@@ -1,4 +1,4 @@
-"""`anyformer run`: where inputs come from, what is printed, and what a mistake looks like."""
+"""`anyformer run`: sources of inputs, output, and mistakes."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_predictions_stand_next_to_the_rows_of_a_table(run: Run, models: Any, tm
     assert [float(lines[i][4]) for i in (0, 2)] == pytest.approx([one["score"] for one in wanted], abs=1e-5)
     assert lines[1][3:] == ["", "", "text is empty"] and lines[0][5] == lines[2][5] == ""
     assert lines[3][5] == "reviews.csv:5: 2 values for 3 columns"
-    # nothing is overwritten unless asked, and the input never
+    # a file is overwritten only with --overwrite, and never the input
     assert run(*command, "out.csv")[::2] == (2, "anyformer: --out out.csv exists already; give another name, or"
                                                 " --overwrite\n")  # fmt: skip
     assert run(*command, "out.csv", "--overwrite", "--top-k", 2)[0] == 1
@@ -247,7 +247,7 @@ def test_json_lines_and_two_columns(run: Run, models: Any, tmp_path: Path, monke
     assert found[0] == {**rows[0], **wanted, "error": None}
     assert [row["error"] for row in found[1:]] == ["rows.jsonl:2: no column 'q'", "context is int, not text"]
     assert [row["id"] for row in found] == [1, 2, 3]
-    # a result that is neither an object nor ranked is one value; lines and arguments have a table too
+    # other results are one column; lines and arguments also make a table
     assert run("tag", models("BertForTokenClassification"), "The fox", "a", "--out", "tags.csv")[0] == 0
     header, first, _ = read_csv(tmp_path / "tags.csv")
     assert header == ["text", "prediction", "error"] and first[0] == "The fox"
@@ -265,7 +265,7 @@ def test_json_lines_and_two_columns(run: Run, models: Any, tmp_path: Path, monke
      (["classify", "M", "a", "--top", "2"], "`anyformer run classify` has no flag '--top'; did you mean '--top-k'?"),
      (["classify", "M", "a", "--top-k", "x"], "argument --top-k: invalid int value: 'x'"),
      (["answer", "M", "a", "b", "c"], "answer reads question and context; 3 inputs were given"),
-     (["classify", "M", "a", "--column", "b"], "--column goes with --csv and --jsonl"),
+     (["classify", "M", "a", "--column", "b"], "--column needs --csv or --jsonl"),
      (["classify", "M", "a", "--csv", "T"], "give INPUT or --csv, not both"),
      (["classify", "M", "--csv", "no.csv"], "no.csv: no such file"),
      (["classify", "M", "--csv", "C"], "C: no column 'text'; give --column for text: id, review"),
@@ -274,7 +274,7 @@ def test_json_lines_and_two_columns(run: Run, models: Any, tmp_path: Path, monke
      (["classify", "M", "--csv", "C", "--column", "review", "--out", "C"], "--out C: the name of a table ends in .csv"),
      (["classify", "M", "a", "--out", "no/x.csv"], "--out no/x.csv: no such folder: no"),
      (["classify", "M", "a", "--out", "x.csv", "--json"], "give --json, which prints the results, or --out, not both"),
-     (["classify", "M", "a", "--overwrite"], "--overwrite goes with --out"),
+     (["classify", "M", "a", "--overwrite"], "--overwrite needs --out"),
      (["classify", "M", "a", "--dtype", "float8"], "no dtype 'float8'"),
      (["classify", "M", "a", "--batch", "0"], "--batch is 0; it must be at least 1"),
      (["classify", "M", "a", "--device", "tpu"], "device 'tpu' is not available: "),
@@ -282,7 +282,7 @@ def test_json_lines_and_two_columns(run: Run, models: Any, tmp_path: Path, monke
      (["classify", "M", "--file", "/no/such.txt"], "/no/such.txt: No such file or directory"),
      (["classify", "M", "--file", "/"], "--file / is a folder"),
      (["classify", "M", " "], "text is empty"),
-     (["classify", "M", "a", "--labels", "yes"], "1 labels given, and the model has 2"),
+     (["classify", "M", "a", "--labels", "yes"], "1 labels given, but the model has 2"),
      (["classify", "./no/such/folder", "a"], "./no/such/folder: no such folder"),
      (["classify", "M", "dog " * 60], "the text has 62 tokens, and this model takes at most 40; truncate cuts it"),
      (["answer", "M", "--whole", "--file", "T"], "--whole: answer needs question and context, and the file "),
@@ -350,7 +350,7 @@ def test_the_list_has_every_task(run: Run) -> None:
 
 
 def test_a_bar_on_a_terminal_alone(run: Run, models: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On stderr, gone at the end; results on stdout are the same."""
+    """A progress bar on stderr, removed at the end; stdout does not change."""
     write(tmp_path, "texts.txt", "\n".join(TEXTS * 20))
     given = ["embed", str(models("BertModel")), "--file", str(tmp_path / "texts.txt"), "--json"]
     with terminal(monkeypatch, "stderr") as shown:

@@ -169,7 +169,7 @@ def test_what_sees_all_is_checked_in_an_encoder() -> None:
 def test_what_fits_nowhere_is_one_line() -> None:
     with pytest.raises(ValueError, match="PatchEmbedding fits no slot of a small text model"):
         af.check(af.parts.PatchEmbedding(image_size=(8, 8), patch_size=(4, 4)))
-    with pytest.raises(ValueError, match="takes a Part, or a model's description, got int"):
+    with pytest.raises(ValueError, match="takes a Part .*, got int"):
         af.check(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="models with one stack that reads text"):
         af.check(af.spec("vit-b16"))

@@ -202,7 +202,7 @@ def test_the_quickstart_chooses_the_largest_size_that_fits(
     monkeypatch.setattr(quickstart, "step_seconds", pace)
     run, end = quickstart.size_and_deadline("cpu", quickstart.time.monotonic(), 180.0)
     (line,) = capsys.readouterr().out.strip().splitlines()
-    assert f"tokens/s in the {name} size: about {run.steps:,} steps until 3 minutes are over" in line
+    assert f"trains the {name} size" in line and f"about {run.steps:,} steps in 3 minutes" in line
     chosen = next(size for size in sizes() if size.name == name)
     assert run.model == chosen.run.model and run.steps >= (chosen.enough or 1)
     assert math.isclose(run.steps, 180 / pace(run, "cpu"), rel_tol=0.1, abs_tol=1)

@@ -93,12 +93,12 @@ def test_scaled(name: str) -> None:
 
 @pytest.mark.parametrize("arguments, line", [
     (("--widths", "0"), "--widths: values must be positive, got 0"),
-    (("--tokens", "many"), "--tokens takes whole numbers with commas between, got 'many'"),
+    (("--tokens", "many"), "--tokens takes whole numbers separated by commas, got 'many'"),
     (("--largest", "5"), "--largest takes a width and a number of tokens"),
     (("--budget", "0"), "--budget: 0 minutes"),
     (("bert-base",), "scaling needs a decoder-only model"),
     (("t5-small",), "scaling needs a decoder-only model"),
-    (("--widths", ""), "--widths takes whole numbers with commas between, got ''"),
+    (("--widths", ""), "--widths takes whole numbers separated by commas, got ''"),
     (("--widths", "16", "--tokens", "4e4"), "a fit needs at least two sizes and two numbers of tokens"),
     (("--widths", "16,32", "--tokens", "1000,2000"), "have 2,048 tokens, 1 steps of 16 texts of 128"),
     (("--data", "nothing.txt"), "nothing.txt: no such file or folder"),

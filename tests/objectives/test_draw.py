@@ -169,7 +169,7 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert cli.main(["run", "draw", str(folder), "an egg", "-o", str(out), "--count", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["file"] == str(out) and out.stat().st_size > 50
     for line, told in (
-        (["run", "draw", str(folder), "egg " * 9], "this model reads captions of 6"),
+        (["run", "draw", str(folder), "egg " * 9], "this model reads at most 6"),
         (["run", "draw", str(folder), "egg", "--guidance", "2"], "guidance is not an option of this kind of model"),
     ):
         assert cli.main([*line, "-o", str(out)]) == 2

@@ -1,4 +1,4 @@
-"""Tiny random models of published classes, each in a folder with a real little tokenizer."""
+"""Tiny random models of published classes, each in a folder with a small real tokenizer."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def make(folder: Path, architecture: str, **changes: Any) -> Path:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3 + (parameter == 1).float())
-            if name in ("classifier.bias", "score.bias"):  # no label before the others
+            if name in ("classifier.bias", "score.bias"):  # no label is preferred
                 parameter.zero_()
     model.save_pretrained(folder)
     return folder
@@ -72,7 +72,7 @@ def make(folder: Path, architecture: str, **changes: Any) -> Path:
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    """The folder of a class and of changes to its config, made once."""
+    """Return the folder of a class with changes to its config; created once."""
     pytest.importorskip("transformers")
     made: dict[str, Path] = {}
 
@@ -87,7 +87,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 @pytest.fixture(scope="session")
 def pipeline() -> Callable[..., Any]:
-    """transformers' own, quiet and on the CPU."""
+    """Return transformers' pipeline, without warnings and on the CPU."""
     transformers = pytest.importorskip("transformers")
     transformers.logging.set_verbosity_error()
 

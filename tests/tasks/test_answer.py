@@ -1,4 +1,4 @@
-"""Answers as spans of a text: what transformers' model and tokenizer give by SQuAD's published procedure."""
+"""Answers as spans of a text, compared with SQuAD's published procedure on transformers' model and tokenizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vocabularies import WORDS
 Folders = Callable[..., Path]
 QUESTION = "What jumps over the dog?"
 CONTEXT = "The quick brown fox jumps over the lazy dog. It's a naïve café, isn't it?"
-LONG = WORDS  # of which no part comes again
+LONG = WORDS  # no part of it is repeated
 
 
 @functools.cache

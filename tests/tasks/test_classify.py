@@ -1,4 +1,4 @@
-"""Labels for texts and pairs: transformers' results."""
+"""Labels for texts and pairs, compared with transformers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_other_names(folders: Folders) -> None:
 
 
 def test_more_than_ten_labels_in_text_order(folders: Folders, pipeline: Any, tmp_path: Path) -> None:
-    """A config.json whose keys are sorted as texts: "10" stands before "2" there, and is still the eleventh."""
+    """A config.json whose keys are sorted as texts: "10" is before "2" there, but is still the eleventh label."""
     names = [f"label {letter}" for letter in "qwertyuiopas"]
     numbered = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
     folder = shutil.copytree(folders("BertForSequenceClassification", **numbered), tmp_path / "sorted")
@@ -67,7 +67,7 @@ def test_more_than_ten_labels_in_text_order(folders: Folders, pipeline: Any, tmp
 
 
 def test_a_config_that_asks_for_other_outputs(folders: Folders) -> None:
-    """Which are told in another form, or beside: the result is the same."""
+    """Pairs in each input, or as an option: the result is the same."""
     wanted = af.tasks.classify(folders("BertForSequenceClassification", **NAMES), "The fox")
     for change in ({"return_dict": False}, {"output_hidden_states": True}):
         same(af.tasks.classify(folders("BertForSequenceClassification", **NAMES, **change), "The fox"), wanted)
@@ -75,9 +75,9 @@ def test_a_config_that_asks_for_other_outputs(folders: Folders) -> None:
 
 def test_mistakes(folders: Folders) -> None:
     folder = folders("BertForSequenceClassification", **NAMES)
-    with pytest.raises(ValueError, match="^2 labels given, and the model has 3$"):
+    with pytest.raises(ValueError, match="^2 labels given, but the model has 3$"):
         af.tasks.classify(folder, "The fox", labels=["yes", "no"])
-    with pytest.raises(ValueError, match="^labels is a list"):
+    with pytest.raises(ValueError, match="^labels must be a list"):
         af.tasks.classify(folder, "The fox", labels="abc")
     with pytest.raises(ValueError, match="^classify reads no field 'pairs'; did you mean 'pair'"):
         af.tasks.classify(folder, {"text": "The fox", "pairs": "dog"})
@@ -98,5 +98,5 @@ def test_labels_of_a_config_that_does_not_match(folders: Folders) -> None:
     model = af.load(folders("BertForSequenceClassification", **NAMES))
     source = {**model.spec.source, "id2label": {"0": "yes", "1": "no"}}
     model.spec = model.spec.replace(source=type(model.spec.source)(source))
-    with pytest.raises(ValueError, match="^2 labels in the config, and the model has 3$"):
+    with pytest.raises(ValueError, match="^2 labels in the config, but the model has 3$"):
         af.tasks.classify(model, "a")

@@ -1,4 +1,4 @@
-"""Captions and answers about pictures, and `af.processor` of a LLaVA: as transformers' own classes have them."""
+"""Captions and answers about pictures, and `af.processor` of a LLaVA, compared with transformers' classes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model of Reka's layout, as anyformer saves it, with what reads pictures and sounds in one file."""
+    """A tiny model of Reka's layout, as anyformer saves it, with the image and audio processors in one file."""
     place = tmp_path_factory.mktemp("reka")
     tokenizer = transformers.AutoTokenizer.from_pretrained(gpt2(place / "words", pad_token="<|endoftext|>"))
     tokenizer.add_tokens(["<image>", "<audio>"], special_tokens=True)
@@ -156,11 +156,11 @@ def test_mistakes_about_sounds_are_one_line(folder: Path, both: Path, tmp_path: 
     file, empty = tmp_path / "0.wav", tmp_path / "empty"
     empty.mkdir()
     for arguments, match in (
-        (["ask-audio", both, file], "a recording without a question"),
+        (["ask-audio", both, file], "the recording has no question"),
         (["ask-audio", both, tmp_path / "1.wav", "--question", "Who?"], "no such file"),
         (["ask-audio", both, empty, "--question", "Who?"], "no sound in this folder"),
         (["ask-image", both, empty, "--question", "Who?"], "no pictures in this folder"),
-        (["ask-audio", both, file, "--question", "Who?", "--template", "{question}"], "has 0 places {audio}"),
+        (["ask-audio", both, file, "--question", "Who?", "--template", "{question}"], "has {audio} 0 times, not once"),
         (["ask-audio", folder, file, "--question", "Who?"], "a model that reads sound; this one reads text and pictur"),
     ):
         assert cli.main(["run", *map(str, arguments)]) == 2
@@ -210,11 +210,11 @@ def test_mistakes_are_one_line(folder: Path, tmp_path: Path, capsys: pytest.Capt
                                  intermediate_size=8)  # fmt: skip
     transformers.ViTForImageClassification(vit).save_pretrained(tmp_path / "vit")
     transformers.ViTImageProcessorPil(size=16).save_pretrained(tmp_path / "vit")
-    capsys.readouterr()  # transformers' bars
+    capsys.readouterr()  # drop transformers' progress bars
     for arguments, match in (
-        (["ask-image", folder, file], "a picture without a question"),
+        (["ask-image", folder, file], "the picture has no question"),
         (["caption", folder, tmp_path / "1.png"], "no such file"),
-        (["caption", folder, file, "--template", "What?"], "has 0 places {image}; it needs one"),
+        (["caption", folder, file, "--template", "What?"], "has {image} 0 times, not once"),
         (["caption", tmp_path / "vit", file], "it needs a decoder with a tower for them, such as LLaVA"),
     ):
         assert cli.main(["run", *map(str, arguments)]) == 2

@@ -1,4 +1,4 @@
-"""Does a sentence follow, and was a word replaced? What transformers' models say."""
+"""next-sentence and detect-replaced, compared with transformers' models."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_next_sentence_mistakes(folders: Folders) -> None:
     cut = af.tasks.next_sentence(folder, {"text": "dog " * 30, "pair": "fox " * 30}, truncate=True)
     short = af.tasks.next_sentence(folder, {"text": "dog " * 22, "pair": "fox " * 23})
     assert cut["score"] == pytest.approx(short["score"], abs=1e-6)
-    with pytest.raises(ValueError, match="this model has a ClassifyHead"):  # two labels alone are another question
+    with pytest.raises(ValueError, match="this model has a ClassifyHead"):  # a classifier is a different task
         af.tasks.next_sentence(folders("BertForSequenceClassification"), PAIRS[0])
 
 

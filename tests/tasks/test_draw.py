@@ -1,4 +1,4 @@
-"""Drawing by name: labels, seeds, files, and wishes that no model can fulfil."""
+"""Drawing by label: seeds, files, and impossible options."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONFIG: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A DiT that has learnt nothing, and how its pictures are read."""
+    """An untrained DiT with its image processor."""
     path = tmp_path_factory.mktemp("dit")
     model = af.build(families.find("dit").read(CONFIG).with_labels(LABELS), seed=0)
     with torch.no_grad():
@@ -42,7 +42,7 @@ def pixels(path: Path) -> np.ndarray:
 
 
 def test_a_label_is_drawn(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One text is one result, several a sheet with a row each; the same seed gives the same picture."""
+    """One text gives one result, several give a sheet with a row each; the same seed gives the same picture."""
     out = tmp_path / "x.png"
     main(["run", "draw", str(folder), "ankle boot", "-o", str(out), "--steps", "3"])
     first = pixels(out)
@@ -56,7 +56,7 @@ def test_a_label_is_drawn(folder: Path, tmp_path: Path, capsys: pytest.CaptureFi
     found = af.tasks.draw(str(folder), ["bag", "ankle boot"], out=None, count=2, steps=3, batch=3)
     assert found[1]["text"] == "ankle boot" and np.array_equal(found[1]["pictures"][0, ..., 0], first)
     other = af.tasks.draw(str(folder), "ankle boot", out=None, steps=3, seed=1)
-    assert np.array_equal(other["pictures"][0], found[1]["pictures"][1])  # seed 0 and the second of it
+    assert np.array_equal(other["pictures"][0], found[1]["pictures"][1])  # the second picture of seed 0
 
 
 def test_labels_without_names_are_asked_for_by_number(folder: Path) -> None:

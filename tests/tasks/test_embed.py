@@ -1,4 +1,4 @@
-"""Vectors of texts: what transformers' model gives for each text alone, whatever stands beside it in a batch."""
+"""Vectors of texts, compared with transformers one text at a time; the batch does not change them."""
 
 from __future__ import annotations
 

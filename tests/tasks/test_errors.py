@@ -1,4 +1,4 @@
-"""Every input has one result, in order: one that fails has its error, and the others are as they would be alone."""
+"""Every input has one result, in order: a failed input has its error, and the other results do not change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPAN = {"question": "Who?", "context": "The quick fox jumps."}
 
 
 def same(found: Any, wanted: Any) -> bool:
-    """Equal, up to what another batch changes in the last digits."""
+    """Equal up to rounding, which depends on the batch."""
     if isinstance(wanted, torch.Tensor):
         return torch.allclose(found, wanted, atol=1e-5)
     if isinstance(wanted, dict):
@@ -62,7 +62,7 @@ def test_one_result_for_each_input(
             assert same(result, function(reader, [given], **options)[0])
             continue
         assert list(result) == ["error"] and "\n" not in result["error"]
-        if given != "no choices":  # what it lacks is what others have
+        if given != "no choices":  # it lacks the choices that other inputs have
             with pytest.raises(ValueError) as caught:
                 function(reader, given, **options)
             assert str(caught.value) == result["error"]
@@ -81,7 +81,7 @@ def test_a_batch_that_fails_in_the_model_is_tried_without_the_input_that_spoils_
             assert list(result) == ["error"] and "nan" in result["error"].lower()
         else:
             assert result[0]["score"] == pytest.approx(before[0]["score"], abs=1e-2)
-    with pytest.raises(FloatingPointError):  # what all inputs have in common is about the model
+    with pytest.raises(FloatingPointError):  # the same error for all inputs is an error of the model
         af.tasks.classify(reader, ["spoils", "spoils"])
 
 
@@ -104,7 +104,7 @@ def test_halves_are_tried_until_the_input_is_found(folders: Folders) -> None:
 
 
 def test_texts_that_are_cut_are_counted_once(folders: Folders) -> None:
-    """Also those that are prepared again, after another input spoilt their batch."""
+    """Texts that are prepared again after a failed batch are counted once."""
     run = start_run("embed", folders("BertModel"), [LONG, "spoils", LONG, "a dog"], {})
 
     def finish(part: TaskRun, prepared: list[Any]) -> list[Any]:
@@ -151,7 +151,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
-    """Four pictures, of which the second cannot be read."""
+    """Four pictures; the second cannot be read."""
     folder = tmp_path / "pictures"
     folder.mkdir()
     for i in (0, 2, 3):

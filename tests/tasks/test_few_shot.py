@@ -1,4 +1,4 @@
-"""few-shot: the prompt that examples make, and answers as transformers' scores and texts have them."""
+"""few-shot: the prompt built from examples, and answers compared with transformers' scores and texts."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def dogs(count: int) -> str:
         ("GPT2LMHeadModel", lambda text: {"inputs": text, "choices": [dogs(1), " fox"]}, 48),
         ("GPT2LMHeadModel", lambda text: {"inputs": text, "choices": [dogs(5), " fox"]}, 44),
         ("GPT2LMHeadModel", lambda text: {"inputs": text, "max_new_tokens": 5}, 43),
-        # each side of an encoder-decoder has a limit of its own; its prompt has two special tokens
+        # each side of an encoder-decoder has its own limit; its prompt has two special tokens
         ("BartForConditionalGeneration", lambda text: {"inputs": text, "choices": [dogs(5), " fox"]}, 46),
         ("BartForConditionalGeneration", lambda text: {"inputs": " fox", "choices": [text, " fox"]}, 48),
         ("BartForConditionalGeneration", lambda text: {"inputs": text, "max_new_tokens": 5}, 46),

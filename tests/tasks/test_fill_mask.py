@@ -1,4 +1,4 @@
-"""Words in the place of masks: transformers' results."""
+"""Words for masks, compared with transformers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_mistakes(folders: Folders) -> None:
     with pytest.raises(ValueError, match=r"^the text has 62 tokens, and this model takes at most 48; truncate cuts it"):
         af.tasks.fill_mask(folder, "[MASK]" + " dog" * 59)
     assert len(af.tasks.fill_mask(folder, "[MASK]" + " dog" * 59, truncate=True)) == 5
-    with pytest.raises(ValueError, match="no \\[MASK\\] in the text"):  # it was cut away
+    with pytest.raises(ValueError, match="no \\[MASK\\] in the text"):  # truncation removed it
         af.tasks.fill_mask(folder, "dog " * 59 + "[MASK]", truncate=True)
     with pytest.raises(ValueError, match="fill-mask needs a bidirectional model"):
         af.tasks.fill_mask(folders("GPT2LMHeadModel"), "A [MASK]")

@@ -1,4 +1,4 @@
-"""Labels and vectors of pictures: against transformers' own classes, from files, folders and the command line."""
+"""Labels and vectors of pictures, compared with transformers' classes; from files, folders and the command line."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @torch.no_grad()
 def said(folder: Path, files: list[Path], name: str, architecture: str | None = None) -> torch.Tensor:
-    """What transformers says of files."""
+    """Return transformers' outputs for files."""
     model = getattr(transformers, architecture or folder.name).from_pretrained(folder).eval()
     processor = transformers.ViTImageProcessorPil.from_pretrained(folder)
     loaded = [transformers.image_utils.load_image(str(file)) for file in files]
@@ -78,7 +78,7 @@ def test_labels_are_those_of_the_published_class(architecture: str, models: Any,
         assert [each["score"] for each in row] == sorted((each["score"] for each in row), reverse=True)
     reader = af.tasks.open_model(folder)
     one = af.tasks.classify_image(reader, str(files[0]))
-    # alone and among others: the products of a batch add up in another order
+    # one picture or a batch: products are summed in a different order
     assert one == [{"label": found[0][0]["label"], "score": pytest.approx(found[0][0]["score"])}]
     image = Image.open(files[0])
     many = af.tasks.classify_image(reader, [image, np.asarray(image), {"image": files[0]}, files[0]], labels=names)
@@ -126,7 +126,7 @@ def test_mistakes_are_one_line(models: Any, photos: Path, tmp_path: Path, capsys
     for arguments, match in (
         (["classify-image", folder, bad / "empty.png"], "empty.png: the file is empty"),
         (["classify-image", folder, tmp_path / "none.png"], "no such file"),
-        (["classify-image", folder, photos, "--labels", "a"], "1 labels given, and the model has 3"),
+        (["classify-image", folder, photos, "--labels", "a"], "1 labels given, but the model has 3"),
         (["embed-image", folder, photos, "--pool", "las"], "no pool 'las'"),
         (["classify", folder, "A text."], "classify needs a model that reads text; this one reads pictures"),
     ):

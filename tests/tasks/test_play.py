@@ -1,4 +1,4 @@
-"""Playing: what the model sees at each step, and environments that do not fit it."""
+"""Playing: the inputs of the model at each step, and environments that do not fit it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def player(**changes: Any) -> Any:
 
 
 def test_each_step_sees_what_was_lived() -> None:
-    """The same episode by hand: the states of the environment, the actions taken, the return that is left."""
+    """The same episode by hand: the states of the environment, the actions taken, the remaining return."""
     model, asked, scale, steps = player(), 30.0, 10.0, 5
     seen: list[dict[str, Any]] = []
     hook = model.register_forward_pre_hook(lambda _, args, inputs: seen.append(inputs), with_kwargs=True)
@@ -67,8 +67,8 @@ def test_many_at_once_are_each_alone() -> None:
     ("environment", "changes", "sentence"),
     [
         ("NoSuchWorld-v1", {}, "NoSuchWorld"),
-        ("Pendulum-v1", {}, "states of 3 numbers and 1 actions; the model knows 4 and 2"),
-        ("CartPole-v1", {"act_dim": 3}, "4 numbers and 2 actions; the model knows 4 and 3"),
+        ("Pendulum-v1", {}, "states of 3 numbers and 1 actions; the model has 4 and 2"),
+        ("CartPole-v1", {"act_dim": 3}, "4 numbers and 2 actions; the model has 4 and 3"),
     ],
 )
 def test_environments_that_do_not_fit(environment: str, changes: dict[str, Any], sentence: str) -> None:

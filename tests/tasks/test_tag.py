@@ -1,4 +1,4 @@
-"""Spans of words: transformers' results, with each way to make words of tokens; models that were trained here."""
+"""Spans of words: compared with transformers for each aggregation; and models trained here."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_pipeline_says_the_same(folders: Folders, pipeline: Any, architectur
     theirs = pipeline("token-classification", folder)
     ours = af.tasks.tag(folder, TEXTS, aggregation=aggregation)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # theirs guesses where words of byte-level tokens begin, and says so
+        warnings.simplefilter("ignore")  # transformers warns that it guesses word boundaries of byte-level tokens
         for text, found in zip(TEXTS, ours, strict=True):
             same(found, theirs(text, aggregation_strategy=aggregation), text)
     assert sum(map(len, ours)) > 3
@@ -90,7 +90,7 @@ def test_mistakes(folders: Folders) -> None:
 
 
 def tagger(folder: Path, labels: tuple[str, ...], every: bool = False, **changes: Any) -> Any:
-    """A run of no steps; what it was trained on says that words are labelled, and how."""
+    """A run without steps; its saved description has the objective, and so how words are labelled."""
     rows = [{"words": ["Ride", "Jane", "in", "London"], "tags": [labels[0], labels[1], *labels[-2:]]}]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 4))
@@ -125,7 +125,7 @@ def test_a_model_that_was_trained_here_labels_whole_words_wherever_it_goes(tmp_p
     starts, ends = map(set, zip(*split_words(SAID)))
     assert expected and all(span["start"] in starts and span["end"] in ends for span in expected)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # of a field that the published class does not know
+        warnings.simplefilter("error")  # such as a warning about an unknown config field
         for where in (saved, exported):
             assert af.tasks.tag(where, SAID) == expected
     simple = af.tasks.tag(ours, SAID, aggregation="simple")

@@ -1,4 +1,4 @@
-"""What tasks have in common: the table, a model opened once, inputs, batches."""
+"""Common to all tasks: the table, a model that is opened once, inputs, batches."""
 
 from __future__ import annotations
 
@@ -73,16 +73,16 @@ def test_batches_and_progress(folders: Folders) -> None:
 
 def test_mistakes(folders: Folders, tmp_path: Path) -> None:
     folder = folders("BertModel")
-    with pytest.raises(ValueError, match="^inputs are a text, or a list of texts; got int$"):
+    with pytest.raises(ValueError, match="^inputs must be a text or a list of texts; got int$"):
         af.tasks.embed(folder, 3)
     found = af.tasks.embed(folder, ["a", 3, {}])
-    assert found[1:] == [{"error": "an input is a text or {text}, got int"},
+    assert found[1:] == [{"error": "an input must be a text or {text}, got int"},
                          {"error": "embed needs text, but text is missing"}]  # fmt: skip
     with pytest.raises(ValueError, match="^embed takes no 'truncated'; did you mean 'truncate'?"):
         af.tasks.embed(folder, "a", truncated=True)
     with pytest.raises(ValueError, match="^batch is 0; it must be at least 1$"):
         af.tasks.embed(folder, "a", batch=0)
-    with pytest.raises(ValueError, match="the model is open already"):
+    with pytest.raises(ValueError, match="the model is already loaded"):
         af.tasks.embed(af.load(folder), "a", device="cpu")
     with pytest.raises(ValueError, match="this model was not loaded from a folder"):
         af.tasks.embed(af.build(af.load(folder).spec), "a")
@@ -90,7 +90,7 @@ def test_mistakes(folders: Folders, tmp_path: Path) -> None:
         af.tasks.embed(None, "a")
     with pytest.raises(FileNotFoundError, match="no such folder"):
         af.tasks.embed("./no/such/folder", "a")
-    with pytest.raises(ValueError, match="^text is empty$"):  # told before a model is looked for
+    with pytest.raises(ValueError, match="^text is empty$"):  # reported before the model is loaded
         af.tasks.embed("./no/such/folder", "")
     other = tmp_path / "other"
     af.save(af.load(folder), other)

@@ -1,4 +1,4 @@
-"""zero-shot-image and search-images: the model's own scores, an index that is kept, and mistakes."""
+"""zero-shot-image and search-images: compared with the model's scores; the index file; mistakes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def pictures(tmp_path: Path) -> Path:
 
 
 def scores(folder: Path, texts: list[str], files: list[Path]) -> Any:
-    """What the model says of them as a whole, (pictures, texts)."""
+    """Return the model's scores (pictures, texts) of all pairs."""
     model, read = af.load(folder), af.processor(folder)
     ids = [[*read.tokenizer.encode(text), 0] for text in texts]
     width = max(map(len, ids))
@@ -85,7 +85,7 @@ def test_pictures_that_fit_a_text(folder: Path, pictures: Path, tmp_path: Path, 
     monkeypatch.setattr("anyformer.tasks.each.search_images.image_vectors",
                         lambda asked: read.append(len(asked.rows)) or original(asked))  # fmt: skip
     assert af.tasks.search_images(folder, ["cat", "dog"], folder=pictures, index=index, top_k=2) == first
-    assert read == []  # all of them are kept
+    assert read == []  # all vectors come from the index
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(pictures / "new.png")
     files[0].unlink()
     assert len(af.tasks.search_images(folder, "cat", folder=pictures, index=index)) == 4
@@ -111,7 +111,7 @@ def test_a_deleted_picture_leaves_the_index(folder: Path, pictures: Path, tmp_pa
 
 
 def test_vectors_of_one_thing_alone(folder: Path, pictures: Path) -> None:
-    """Those that are compared, and raw as the towers give them."""
+    """Normalized vectors, and raw vectors as the towers output them."""
     files = sorted(map(str, pictures.iterdir()))
     vectors = af.tasks.embed(folder, ["cat", "dog"]), af.tasks.embed_image(folder, files)
     texts, images = map(torch.stack, vectors)
@@ -139,7 +139,7 @@ def test_mistakes(folder: Path, pictures: Path, tmp_path: Path) -> None:
         af.tasks.search_images(folder, "cat", folder=tmp_path / "empty")
     index = tmp_path / "index"
     af.tasks.search_images(folder, "cat", folder=pictures, index=index)
-    with pytest.raises(ValueError, match="made with another model"):
+    with pytest.raises(ValueError, match="written with a different model"):
         af.tasks.search_images(saved(tmp_path / "other", seed=1), "cat", folder=pictures, index=index)
     index.write_bytes(b"no index")
     with pytest.raises(ValueError, match="is not an index of pictures"):

@@ -1,4 +1,4 @@
-"""Recordings into text, against transformers: letters by frames, sentences by windows, languages."""
+"""Transcription compared with transformers: CTC letters by frame, sentences by window, languages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def tone(seconds: float, seed: int = 0) -> np.ndarray:
 
 
 def spread(model: Any, seed: int = 0) -> Any:
-    """Weights far from uniform, so that every place of a recording says something else."""
+    """Weights far from uniform, so that every part of a recording gives a different text."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -122,7 +122,7 @@ def test_times_of_words_equal_published(spelling: Path) -> None:
 
 
 def test_each_word_holds_its_frames() -> None:
-    """Blanks and repeats, a delimiter, one that is doubled, pieces that begin a word, and what says nothing."""
+    """Blanks, repeats, single and double delimiters, pieces that begin a word, and tokens without text."""
     scores = torch.full((14, 6), -9.0)
     for frame, token in enumerate([0, 4, 1, 1, 0, 1, 4, 4, 0, 4, 2, 5, 0, 3]):
         scores[frame, token] = 0.0
@@ -152,7 +152,7 @@ def test_letters_by_beams(spelling: Path) -> None:
 
 
 def test_windows_of_letters_are_the_whole(tmp_path, monkeypatch) -> None:
-    """Where a frame depends on what is around it alone, windows change nothing."""
+    """If a frame depends only on its neighbourhood, windows change nothing."""
     folder = speller(tmp_path, num_hidden_layers=0, num_conv_pos_embeddings=1)
     model, processor, samples = af.load(folder), AudioProcessor.load(folder), tone(7.43)
     with torch.no_grad():
@@ -169,7 +169,7 @@ def test_windows_of_letters_are_the_whole(tmp_path, monkeypatch) -> None:
 # -- sentences
 
 
-START, SILENT = 400, 408  # the start token, and the one that says that no times follow
+START, SILENT = 400, 408  # the start token and the no-timestamps token
 TOLD: dict[str, Any] = {
     "decoder_start_token_id": START, "max_length": 40, "lang_to_id": {"<|en|>": 401, "<|de|>": 402, "<|fr|>": 403},
     "task_to_id": {"translate": 404, "transcribe": 405}, "no_timestamps_token_id": SILENT, "is_multilingual": True,
@@ -179,7 +179,7 @@ TOLD: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def writer(tmp_path_factory) -> Path:
-    """A model that hears a second at once."""
+    """A model with windows of one second."""
     return whisper(tmp_path_factory.mktemp("whisper"), 1)
 
 
@@ -193,7 +193,7 @@ def whisper(folder: Path, seconds: int) -> Path:
     torch.manual_seed(0)
     model = spread(transformers.WhisperForConditionalGeneration(config), seed=2)
     with torch.no_grad():
-        model.proj_out.weight[SILENT + 1 :] *= 2.5  # times, again and again
+        model.proj_out.weight[SILENT + 1 :] *= 2.5  # many timestamps
         model.model.decoder.embed_positions.weight *= 2
     ids = {"eos_token_id": end, "pad_token_id": end, "bos_token_id": end}
     model.generation_config = transformers.GenerationConfig(**TOLD, **ids, begin_suppress_tokens=[end])
@@ -248,7 +248,7 @@ def test_one_by_one_or_together(writer: Path, tmp_path) -> None:
 
 
 def test_what_looks_wrong_is_tried_again(writer: Path, monkeypatch) -> None:
-    """Every temperature in turn, as long as a text is unlikely; what is silence then says nothing."""
+    """The next temperature is tried as long as a text is unlikely; silence gives no text."""
     tried: list[Any] = []
     real = long_audio.generate
 
@@ -257,18 +257,18 @@ def test_what_looks_wrong_is_tried_again(writer: Path, monkeypatch) -> None:
         return real(*given, **options)
 
     monkeypatch.setattr(long_audio, "generate", watched)
-    monkeypatch.setattr(long_audio, "COMPRESSED", 1e9)
-    monkeypatch.setattr(long_audio, "UNSURE", -1e9)
+    monkeypatch.setattr(long_audio, "MAX_COMPRESSION", 1e9)
+    monkeypatch.setattr(long_audio, "MIN_LOG_PROB", -1e9)
     audio = {"audio": (tone(0.7), RATE)}
     first = af.tasks.transcribe(writer, audio, max_new_tokens=8)
     assert {each for each, _ in tried} == {0.0} and first
     tried.clear()
-    monkeypatch.setattr(long_audio, "UNSURE", 1e9)
+    monkeypatch.setattr(long_audio, "MIN_LOG_PROB", 1e9)
     last = af.tasks.transcribe(writer, audio, temperatures=(0.0, 0.5, 2.0), max_new_tokens=8)
     assert [each for each, _ in tried][:6] == [0.0, 0.5, 2.0, 0.0, 0.5, 2.0] and last != first
     again = af.tasks.transcribe(writer, audio, temperatures=(0.0, 0.5, 2.0), max_new_tokens=8)
     assert again == last  # the draws are seeded
-    monkeypatch.setattr(long_audio, "SILENT", -1.0)
+    monkeypatch.setattr(long_audio, "SILENCE_THRESHOLD", -1.0)
     assert af.tasks.transcribe(writer, audio, temperatures=(0.0,)) == ""
 
 
@@ -304,7 +304,7 @@ def test_the_language_as_published(writer: Path) -> None:
     ],
 )  # fmt: skip
 def test_sentences_of_a_window(tokens: list[int], wanted: Any, advance: int) -> None:
-    """Where a time is the window's own first, or beyond its end, the next window follows: none is heard twice."""
+    """If a timestamp is the start of the window or after its end, the next window follows: no window is read twice."""
     assert long_audio.split_sentences(tokens, 100, 50, 2) == (wanted, advance)
 
 
@@ -313,8 +313,8 @@ def test_the_shortest_sentence_moves_the_window() -> None:
 
 
 def test_silence_is_what_is_likely_silent_and_unsure(writer: Path, monkeypatch) -> None:
-    """As published: a text is left out where nothing is said with more than SILENT, and it is below UNSURE itself."""
-    monkeypatch.setattr(long_audio, "SILENT", 0.5)
+    """As published: a text is dropped if silence is above SILENCE_THRESHOLD and the text below MIN_LOG_PROB."""
+    monkeypatch.setattr(long_audio, "SILENCE_THRESHOLD", 0.5)
     monkeypatch.setattr(long_audio, "generate", lambda *given, **options: None)
     # how likely silence is, and the mean log-probability of the text
     rows = [(0.75, -1.5), (0.75, -1.0), (0.5, -1.5), (0.25, -1.5), (0.25, -0.5), (0.75, -0.5)]
@@ -340,16 +340,16 @@ def test_the_quietest_place_is_the_last_of_the_least_power() -> None:
 
 @pytest.mark.parametrize("kind", ["letters", "sentences"])
 def test_words_of_a_scene(kind: str, spelling: Path, writer: Path, tmp_path: Path, monkeypatch) -> None:
-    """What `anyformer look --picture spectrogram` draws is what is transcribed, on the time of the frames."""
-    monkeypatch.setattr(long_audio, "UNSURE", -1e9)  # nothing is tried again
-    monkeypatch.setattr(long_audio, "COMPRESSED", 1e9)
+    """`anyformer look --picture spectrogram` draws the transcribed words at the times of their frames."""
+    monkeypatch.setattr(long_audio, "MIN_LOG_PROB", -1e9)  # nothing is tried again
+    monkeypatch.setattr(long_audio, "MAX_COMPRESSION", 1e9)
     folder, samples = spelling if kind == "letters" else writer, tone(1.64, seed=4)
     soundfile.write(tmp_path / "a.wav", samples, RATE, subtype="FLOAT")
     sound = scene(str(folder), str(tmp_path / "a.wav"), target=None if kind == "letters" else "a").sound()
     found = af.tasks.transcribe(folder, str(tmp_path / "a.wav"), timestamps=True)
     assert sound.words == [(each["start"], each["end"], each["text"]) for each in found if each["text"].strip()]
     assert len(sound.words) > 2 and sound.seconds == pytest.approx(1.64, abs=0.02)
-    if kind == "letters":  # a frame of 25 ms stands every 10 ms, here around the 21st
+    if kind == "letters":  # frames of 25 ms every 10 ms; here around frame 21
         heard = (samples - samples.mean()) / np.sqrt(samples.var() + 1e-7)
         waves = np.abs(np.fft.rfft(heard[21 * 160 - 200 : 21 * 160 + 200] * np.hanning(401)[:400]))[:120]
         assert np.allclose(sound.power[:, 21].numpy(), np.log(waves), atol=1e-2)
@@ -367,8 +367,8 @@ def test_words_of_a_scene(kind: str, spelling: Path, writer: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("rate", [RATE, 8000])
 def test_a_stream_of_chunks_is_the_recording(spelling: Path, writer: Path, rate: int) -> None:
-    """As from a microphone: chunks of any length, each read once. What is written of a stream that is loudest at its
-    beginning is what it writes of the file; how loud the rest gets is not known before."""
+    """A stream, as from a microphone: chunks of any length, each read once. If the stream is loudest at its beginning,
+    its text equals the text of the file; otherwise the maximum is not known in advance."""
     samples = tone(2.3 * rate / RATE, seed=3) * np.linspace(1, 0.5, int(2.3 * rate), dtype=np.float32)
 
     def chunks(size: int) -> Iterator[np.ndarray]:
@@ -407,7 +407,7 @@ def test_what_is_no_stream_of_sound(spelling: Path, writer: Path, chunks: list, 
 
 
 def talk(path: Path, minutes: float, rate: int, channels: int) -> Path:
-    """A WAV in which a second of every minute is noise; the silence between takes no room on the disk."""
+    """A WAV file with one second of noise per minute; the silence is sparse on disk."""
     count, frame = int(minutes * 60 * rate), 2 * channels
     noise = (np.random.default_rng(0).normal(size=(rate, channels)) * 3000).astype("<i2").tobytes()
     head = b"WAVEfmt " + struct.pack("<IHHIIHH", 16, 1, channels, rate, rate * frame, frame, 16) + b"data"
@@ -421,15 +421,15 @@ def talk(path: Path, minutes: float, rate: int, channels: int) -> Path:
 
 
 def highest(run: Callable[[], Any]) -> float:
-    """MB that this process came to have beside what it had."""
+    """Return by how many MB the peak memory of this process grows."""
 
     def resident(field: str) -> int:
         line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
         return int(line.split()[1])
 
-    ctypes.CDLL("libc.so.6").malloc_trim(0)  # nothing freed before is used again unseen
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # so that freed memory is not reused without being counted
     before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the highest starts again from here
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     run()
     return (resident("VmHWM") - before) / 1000
 
@@ -461,7 +461,7 @@ def test_memory_does_not_grow_with_a_recording(kind: str, minutes: int, tmp_path
     assert highest(lambda: hear(many)) < least + 40
 
 
-# (what getrusage tells of a child is at least what its parent had)
+# (getrusage of a child reports at least the memory of its parent)
 MEASURED = (
     "import sys; from anyformer.cli import main; code = main(sys.argv[1:]); "
     "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0], file=sys.stderr); sys.exit(code)"
@@ -494,7 +494,7 @@ def test_three_hours_in_bounded_memory(kind: str, tmp_path) -> None:
 
 
 def bad_files(folder: Path) -> dict[str, str]:
-    """name -> what is said of it, or "" where there is an answer."""
+    """Return {name: error}, or "" if there is an answer."""
     soundfile.write(folder / "whole.wav", tone(1), RATE, subtype="PCM_16")
     soundfile.write(folder / "whole.flac", tone(1), RATE)
     plain, packed = (folder / "whole.wav").read_bytes(), (folder / "whole.flac").read_bytes()

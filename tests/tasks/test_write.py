@@ -1,4 +1,4 @@
-"""`af.tasks.write`: texts in, texts out; alone, in batches, streamed, and beside transformers."""
+"""`af.tasks.write`: single texts, batches and streams, compared with transformers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_texts_are_those_of_transformers(folders: Folders) -> None:
 
 
 def test_a_stream_comes_as_it_is_written(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first piece is there after the first steps, and who takes no more costs no more."""
+    """The first piece arrives after the first steps; a stream that is not read further computes nothing more."""
     reader = af.tasks.open_model(folders("GPT2LMHeadModel"))
     calls: list[int] = []
     forward = type(reader.model).forward

@@ -1,4 +1,4 @@
-"""translate and summarize: transformers' texts, for every way in which a model is told its languages."""
+"""translate and summarize, compared with transformers for every way to select languages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def marian(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    """A random model of a published class in a folder with its kind of tokenizer, made once."""
+    """A random model of a published class in a folder with its type of tokenizer; created once."""
     roberta = {"tokenizer_class": "RobertaTokenizer"}
     makers: dict[str, tuple[Any, Callable[[Path], Path], dict[str, Any]]] = {
         "m2m": (transformers.M2M100ForConditionalGeneration, m2m, {**SMALL, "decoder_start_token_id": 2}),
@@ -79,7 +79,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 
 def theirs(folder: Path, text: str, language: str | None = None, **options: Any) -> str:
-    """transformers' text for one text alone."""
+    """Return transformers' output for one text."""
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     if language is not None:
@@ -145,7 +145,7 @@ def test_a_model_of_two_languages_needs_no_more(folders: Folders) -> None:
         af.tasks.translate(folder, TEXTS, batch=2, **options) == wanted == af.tasks.summarize(folder, TEXTS, **options)
     )
     assert len(set(wanted)) > 2
-    free = af.tasks.translate(folder, TEXTS[1])  # twice as long as what was read, and a little
+    free = af.tasks.translate(folder, TEXTS[1])  # at most a little over twice the input
     size = len(transformers.AutoTokenizer.from_pretrained(folder)(TEXTS[1])["input_ids"])
     assert free == theirs(folder, TEXTS[1], max_new_tokens=2 * size + 20)
 
@@ -172,7 +172,7 @@ def test_mistakes(folders: Folders, tmp_path: Path) -> None:
         af.tasks.translate(folder, "a", source="eng", target="de")
     found = af.tasks.translate(folder, ["a", {"text": "a", "target": "ger"}], target="de")
     assert isinstance(found[0], str) and found[1]["error"].startswith("no language 'ger'")
-    with pytest.raises(ValueError, match="which one"):  # what all of them lack is about the call
+    with pytest.raises(ValueError, match="which one"):  # the same error for all inputs is an error of the call
         af.tasks.translate(folder, ["a", "b"])
     with pytest.raises(ValueError, match="^target: this model writes 100 languages; which one"):
         af.tasks.translate(folder, "a", source="de")

@@ -44,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import runs
 
 STEPS = 4
-Case = list  # a name, a family and the meshes that train it one after another, the last to the end
+Case = list  # a name, a family, and the meshes that train it in turn; the last one finishes
 SPECIAL = {"eos_token": "<|end|>", "pad_token": "<|pad|>", "mask_token": "<|mask|>"}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -57,10 +57,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
            "architectures": ["T5ForConditionalGeneration"], "decoder_start_token_id": 1, "pad_token_id": 1},
     "mixtral": {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2,
                 "intermediate_size": 12, "num_local_experts": 4, "max_position_embeddings": 32,
-                "router_aux_loss_coef": 0.0,  # a mean over the tokens of one process, another with each layout
+                "router_aux_loss_coef": 0.0,  # a mean over the tokens of one process, which depends on the layout
                 "architectures": ["MixtralForCausalLM"]},
 }  # fmt: skip
-CHANGES: dict[str, dict[str, Any]] = {  # parts that know how many heads there are
+CHANGES: dict[str, dict[str, Any]] = {  # parts that depend on the number of heads
     "llama": {"decoder.layers.attention.op.qk_norm": RMSNorm()},
     "bert": {"encoder.layers.attention.op.position": DistanceBias(num_heads=2, before=4)},
 }
@@ -68,7 +68,7 @@ OBJECTIVES = {"bert": Masked(rate=0.3), "t5": Translate()}
 
 
 class Losses(Callback):
-    """Also which rows each step saw, over all processes."""
+    """Also records the rows of each step, over all processes."""
 
     def __init__(self) -> None:
         self.values: list[float] = []
@@ -119,7 +119,7 @@ def run_of(name: str, folder: Path, mesh: Mesh, **changes: Any) -> Run:
 
 
 def trained(run: Run, folder: Path) -> dict[str, Any]:
-    """Losses, gradient lengths and evaluations of a run, what it saw, and its last weights in plain tensors."""
+    """Return losses, gradient norms, evaluations, rows and the last weights of a run, as plain tensors."""
     log = Losses()
     trainer = setup(run, folder, device="cpu", callbacks=[log], resume=(folder / "run.json").is_file())
     if parallel.rank() == 0:
@@ -132,7 +132,7 @@ def trained(run: Run, folder: Path) -> dict[str, Any]:
 
 
 def troubles(folder: Path, mesh: Mesh) -> dict[str, Any]:
-    """What each process says of a weight that is no number, of a wish to stop, and of what cannot be."""
+    """Return what each process reports about a NaN weight, a request to stop, and an impossible layout."""
     said: dict[str, Any] = {}
 
     class Wish(Callback):
@@ -192,7 +192,7 @@ def routed(crowded: bool) -> dict[str, float]:
         results.append((y, own.grad, module.router.weight.grad))
     pairs = dict(zip(("output", "input", "router"), zip(*results, strict=True), strict=True))
     for name, parameter in one.experts.named_parameters():
-        dist.all_reduce(parameter.grad)  # spread, an expert gets the gradients of all processes at once
+        dist.all_reduce(parameter.grad)  # a spread expert gets the gradients of all processes at once
         mine = parallel.local_tensor(several.experts.get_parameter(name).grad)
         pairs[name] = parameter.grad.chunk(num)[rank], mine
     return {name: float(((a - b).abs().max() / a.abs().max().clamp(min=1)).detach()) for name, (a, b) in pairs.items()}
@@ -217,7 +217,7 @@ def every_case(folder: Path, cases: list[Case]) -> None:
 def fork(folder: Path, num: int, cases: list[Case]) -> int:
     torch.set_num_threads(1)
     for name in ("torch._dynamo", "torch.distributed.tensor.parallel", "torch.distributed.checkpoint"):
-        importlib.import_module(name)  # which each would import
+        importlib.import_module(name)  # otherwise each process would import it
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -40,7 +40,7 @@ def model(**changes: Any) -> Any:
 
 
 def write_texts(folder: Path, seed: int = 0, lines: int = 21) -> Path:
-    """Words in no order, some two thousand bytes."""
+    """Random words, about two thousand bytes."""
     draw = np.random.default_rng(seed)
     texts = [draw.integers(1, 8, (draw.integers(5, 25), 2)) for _ in range(lines)]
     folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def run_of(texts: Path, **changes: Any) -> Run:
 
 
 def train(texts: Path, folder: Path, precision: str, steps: int = 24) -> None:
-    """Also writes which tokens each step saw, step by step, as it sees them."""
+    """Also writes the tokens of each step, when the step reads them."""
     run, begun = run_of(texts, precision=precision, steps=steps), (folder / "run.json").is_file()
     trainer = setup(run, folder, resume=begun, callbacks=[Metrics()])
     inner = trainer.launch
@@ -92,7 +92,7 @@ def save(folder: Path, first: int, limit: int) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    importlib.import_module("torch._dynamo")  # which the optimisers would import in each fork
+    importlib.import_module("torch._dynamo")  # otherwise the optimizers would import it in each fork
     print("ready", flush=True)
     for line in sys.stdin:
         kind, *words = line.split()
@@ -112,7 +112,7 @@ def main() -> None:
 
 
 class Nursery:
-    """That program, from a test."""
+    """Starts that program from a test."""
 
     def __init__(self) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -126,13 +126,13 @@ class Nursery:
         return self.process.stdout.readline().strip()
 
     def start(self, *words: object) -> int:
-        """The process that does it."""
+        """Start a process that runs this command."""
         assert self.process.stdin is not None
         print(*words, file=self.process.stdin, flush=True)
         return int(self.read())
 
     def wait(self) -> int:
-        """Its exit code; -9 if it was killed."""
+        """Return its exit code; -9 if it was killed."""
         return int(self.read())
 
     def close(self) -> None:

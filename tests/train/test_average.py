@@ -1,4 +1,4 @@
-"""The average of weights, in their place and back."""
+"""The average of the weights, swapped in and out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tiny import model_of
 
 
 def test_tied_weights_are_averaged_once() -> None:
-    """In the average's place both names show the average, and afterwards the weights are what they were."""
+    """While swapped in, both names of a tied weight show the average; afterwards the weights are restored."""
     model = model_of("gpt2")
     assert model.head.out.weight is model.embedding.tokens.weight
     average = Average(model, decay=0.5)

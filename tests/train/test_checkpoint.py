@@ -1,4 +1,4 @@
-"""T3: a checkpoint is whole or not there, whatever happens while it is written."""
+"""T3: a checkpoint is complete or absent, whatever happens while it is written."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_what_is_saved_is_read_back_to_the_bit(tmp_path: Path, model: Any) -> No
 
 
 def test_own_weights_are_kept_beside_the_model(tmp_path: Path, model: Any) -> None:
-    """An average is what is saved as the model; training goes on from the weights themselves."""
+    """The average is saved as the model; training continues from the weights."""
     own = {name: tensor * 3 for name, tensor in model.state_dict().items()}
     saved = read(Checkpoints(tmp_path).save(1, model, {}, weights=own))
     assert all(torch.equal(saved.tensors["weights"][name], tensor) for name, tensor in own.items())
@@ -88,7 +88,7 @@ def test_the_first_of_equals_is_the_best(tmp_path: Path, model: Any) -> None:
 
 
 def test_a_run_opens_as_its_best_checkpoint(tmp_path: Path, model: Any) -> None:
-    """The newest with @last; a damaged one is never used, and a warning names it."""
+    """@last opens the newest checkpoint; a damaged one is never used, and a warning names it."""
     (tmp_path / "run.json").write_text("{}")
     kept = Checkpoints(tmp_path, last=9)
     kept.save(1, model, {"score": None})
@@ -108,8 +108,8 @@ def test_a_run_opens_as_its_best_checkpoint(tmp_path: Path, model: Any) -> None:
 
 
 def test_all_of_it_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every file as it is in the end, then the names in the folder, then the rename, then the name in its parent."""
-    events: list[tuple[str, int, int]] = []  # what was done, to which file, of how many bytes
+    """fsync order: every complete file, the folder, the rename, then the parent folder."""
+    events: list[tuple[str, int, int]] = []  # (operation, file, bytes)
     sync, rename = os.fsync, os.rename
 
     def note(what: str, found: os.stat_result) -> None:
@@ -117,7 +117,7 @@ def test_all_of_it_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(os, "fsync", lambda handle: (note("sync", os.fstat(handle)), sync(handle)))
     monkeypatch.setattr(os, "rename", lambda old, new: (note("rename", os.stat(old)), rename(old, new)))
-    for _ in range(2):  # the second time over the first
+    for _ in range(2):  # the second time replaces the first
         events.clear()
         folder = tmp_path / "checkpoints" / "step-00000001"
         with manifest.atomic_folder(folder) as half:
@@ -179,7 +179,7 @@ def nursery() -> Iterator[runs.Nursery]:
 
 
 def test_t3_killed_while_saving(tmp_path: Path, nursery: runs.Nursery) -> None:
-    """kill -9 at random moments of a process that does nothing but save: the newest is whole each time."""
+    """kill -9 at random moments of a process that only saves: the newest checkpoint is always complete."""
     draw, first, halves = random.Random(0), 1, 0
     for _ in range(8):
         child = nursery.start("save", tmp_path, first, 0)
@@ -201,7 +201,7 @@ def test_t3_killed_while_saving(tmp_path: Path, nursery: runs.Nursery) -> None:
 
 @pytest.mark.slow
 def test_t3_disk_full(tmp_path: Path, nursery: runs.Nursery) -> None:
-    nursery.start("save", tmp_path, 1, 100_000)  # the model alone is longer
+    nursery.start("save", tmp_path, 1, 100_000)  # the model's file is longer than the limit
     assert nursery.wait() == 1
     saved, faults = Checkpoints(tmp_path).newest()
     assert saved is not None and saved.values["step"] == 1 and not faults

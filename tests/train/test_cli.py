@@ -1,4 +1,4 @@
-"""`anyformer train`: what it prints, and a user's mistakes, which are one line each."""
+"""`anyformer train`: its output, and one line for each user mistake."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line of a mistake."""
+    """Return the one line of a mistake."""
     assert cli.main(["train", *arguments]) == 2
     out, err = capsys.readouterr()
     assert err.count("\n") == 1 and "Traceback" not in err
@@ -60,7 +60,7 @@ def test_what_is_not_there(
 
 
 def test_a_run_can_be_counted(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By its file, and by its folder before and after it was trained."""
+    """A run.json by its path, and by its folder before and after training."""
 
     def count(name: str) -> int:
         assert cli.main(["count", name, "--json"]) == 0
@@ -89,7 +89,7 @@ def test_train_generate_and_go_on(place: Path, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out
     assert "here already has a run: --resume continues it" in said(capsys, "run.json", "--out", "here")
     wrong = said(capsys, "run.json", "--out", "here", "--resume")
-    assert "here has another run: optimizer.lr: 0.002 then, 0.01 now" in wrong
+    assert "here has a different run: optimizer.lr: 0.002 then, 0.01 now" in wrong
     assert cli.main(["train", "here", "--resume", "--set", "steps=6"]) == 0  # a folder is its own description
     assert "from step 4" in capsys.readouterr().out and list(manifest.steps(Path("here")))[-1] == 6
 
@@ -125,7 +125,7 @@ def test_mistakes_in_the_command(place: Path, capsys: pytest.CaptureFixture[str]
     assert "has no flag '--resum'; did you mean '--resume'?" in said(capsys, "run.json", "--resum")
     Path("bad.json").write_text('{"anyformer": 1, "kind": "LayerNorm"}')
     assert "bad.json: describes a LayerNorm, not a Run" in said(capsys, "bad.json")
-    assert not Path("runs").exists()  # nothing of all that was begun
+    assert not Path("runs").exists()  # none of these runs was started
 
 
 def test_mistakes_in_the_data(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,7 +141,7 @@ def test_mistakes_in_the_data(place: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_loss_that_is_not_finite_is_one_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2, where it happened and what is still good; the folder goes on from there."""
+    """Exit code 2, with the step and the last good checkpoint; --resume continues from it."""
     wild = ("--set", "optimizer.lr=1e38", "--set", "schedule.warmup=1", "--set", "keep.every=1")
     assert cli.main(["train", "run.json", "--out", "here", *wild]) == 2
     err = capsys.readouterr().err
@@ -151,11 +151,11 @@ def test_a_loss_that_is_not_finite_is_one_line(place: Path, capsys: pytest.Captu
     assert f"the checkpoint of step {done[-1]} is good" in err and f"step {done[-1] + 1}: " in err
 
 
-# -- a disk that does not do what is asked
+# -- disk errors
 
 
 def trained(folder: Path, before: str = "", *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, after the code `before`."""
+    """Run the command in a new process, after the code `before`."""
     code = f"import sys, torch\n{before}\nfrom anyformer import cli\nsys.exit(cli.main(sys.argv[1:]))"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code, "train", "run.json", "--out", str(folder), *arguments]
@@ -163,7 +163,7 @@ def trained(folder: Path, before: str = "", *arguments: str) -> subprocess.Compl
 
 
 def test_t3_a_full_disk_is_one_line_and_nothing_is_lost(place: Path) -> None:
-    """From step 3 on nothing longer than 50 kB can be written: the model of that step is."""
+    """From step 3 on, no file above 50 kB can be written, and the model is larger."""
     assert cli.main(["train", "run.json", "--out", "here", "--set", "steps=2"]) == 0
     full = (
         "import resource, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -181,7 +181,7 @@ def test_t3_a_full_disk_is_one_line_and_nothing_is_lost(place: Path) -> None:
 def test_t3_a_folder_that_cannot_be_written_is_one_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "locked").mkdir()
     (place / "locked").chmod(0o555)
-    locked = Path("/sys") if os.getuid() == 0 else place / "locked"  # which is not even for root to write in
+    locked = Path("/sys") if os.getuid() == 0 else place / "locked"  # even root cannot write there
     wrong = said(capsys, "run.json", "--out", str(locked / "run"))
     assert f"{locked / 'run'}: " in wrong and any(why in wrong for why in ("denied", "not permitted", "Read-only"))
 
@@ -189,7 +189,7 @@ def test_t3_a_folder_that_cannot_be_written_is_one_line(place: Path, capsys: pyt
 def test_other_services_are_told_if_asked(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stand-ins for both packages: what they are given, and one line where a package is not there."""
+    """Fakes of both packages record their arguments; a missing package is one line."""
     told: dict[str, list[tuple[str, float, int]]] = {"tensorboard": [], "wandb": []}
     ended: list[str] = []
 
@@ -232,7 +232,7 @@ def test_other_services_are_told_if_asked(
 
 
 def test_set_knows_every_objective_that_a_run_json_may_have() -> None:
-    """In a new process, where only the recipe's own objective was imported by anything else."""
+    """In a new process, where only the recipe's own objective is imported otherwise."""
     code = """
 from anyformer.specs.codec import override
 from anyformer.objectives.objective import Objective

@@ -1,4 +1,4 @@
-"""What a run reports of its data: rows, classes, tokens that the model reads, and what was cut."""
+"""What a run reports about its data: rows, classes, tokens that the model reads, and truncation."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_picture_has_as_many_tokens_as_the_model_reads(tmp_path: Path) -> None
 
 
 def test_sound_has_as_many_tokens_as_frames(tmp_path: Path) -> None:
-    """Seven convolutions of wav2vec 2.0 leave one frame of 320 samples, and see 400."""
+    """The seven convolutions of wav2vec 2.0 output one frame per 320 samples; a frame depends on 400 samples."""
     sizes = (400, 720, 16000)
     made = split(tmp_path / "a", samples=[np.zeros(size, np.int16) for size in sizes])
     spec = families.find("wav2vec2").read({"hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1})
@@ -64,7 +64,7 @@ def test_texts_have_their_own_tokens(tmp_path: Path) -> None:
 
 
 def test_the_label_frequencies_are_a_baseline() -> None:
-    """Three of four training rows are the first label, and half of the validation rows."""
+    """Three of four training rows and half of the validation rows have the first label."""
     loss, accuracy = frequency_baseline([3, 1], [5, 5])
     assert loss == pytest.approx(-(np.log(4 / 6) + np.log(2 / 6)) / 2) and accuracy == 0.5
 
@@ -90,7 +90,7 @@ def test_every_objective_names_a_command_that_there_is() -> None:
 
 
 def test_what_is_not_used_is_named(tmp_path: Path) -> None:
-    """Columns that nothing reads, files of another kind in a folder; what an objective may read is not among them."""
+    """Unused columns, and files of another type in a folder; columns that an objective may read are not reported."""
     for name in ("a.txt", "b.pdf", "c.pdf", ".hidden"):
         (tmp_path / name).write_text("some text")
     texts = TextFiles(path=str(tmp_path))
@@ -106,7 +106,7 @@ def test_what_is_not_used_is_named(tmp_path: Path) -> None:
 def test_long_rows_are_counted_and_the_limit_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 40 rows with alternating labels four have 60 words, and 16 tokens are read."""
+    """4 of 40 rows with alternating labels have 60 words; 16 tokens are read."""
     monkeypatch.chdir(tmp_path)
     texts = ["word " * (60 if i < 4 else 3) for i in range(40)]
     rows = "".join(f"{text.strip()},{'yn'[i % 2]},{i}\n" for i, text in enumerate(texts))
@@ -125,7 +125,7 @@ def test_long_rows_are_counted_and_the_limit_is_kept(
     assert "to beat on the validation rows: loss 0.693 by the label frequencies, accuracy 0.500" in out
     assert "best validation: step " in out and "the baseline" in out
     assert "`anyformer run classify runs/words TEXT` uses it" in out
-    assert Tokenizer.load("runs/words").max_length == 16  # what inference cuts at
+    assert Tokenizer.load("runs/words").max_length == 16  # inference truncates at the same length
     assert Tokenizer.load(hub.resolve("runs/words@last")).max_length == 16
     assert cli.main(["eval", "runs/words@last", "--device", "cpu"]) == 0
     assert "step-00000002: 4 examples of words, valid" in capsys.readouterr().out

@@ -1,5 +1,5 @@
-"""Recipes name their data and what fetches it; what is fetched is what they read. A table plays the hub, and files of
-this machine the web."""
+"""`anyformer fetch`: every recipe names its data and their origin, and can read what was fetched. A table replaces the
+hub, and local files the web."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
 }  # fmt: skip
 
 
-# as SciTLDR-A's lines are; the last one has no end
+# in the format of SciTLDR-A; the last line has no newline
 PAPER: dict[str, Any] = {
     "source": ["We study trees.", "They are tall."], "source_labels": [0, 1], "rouge_scores": [0.1, 0.5],
     "paper_id": "p1", "target": ["Trees are tall.", "Tall trees."], "title": "Trees",
@@ -56,7 +56,7 @@ PAPERS = "\n".join(json.dumps({**PAPER, "paper_id": f"p{i}"}) for i in range(2))
 def put_on_web(
     monkeypatch: pytest.MonkeyPatch, web: Path, contents: dict[str, bytes], folder: str = "summ_scitldr"
 ) -> None:
-    """Files on the web whose addresses are replaced by local files with `contents`; their checksums stay."""
+    """Files on the web whose addresses are replaced by local files with `contents`; their checksums are unchanged."""
     web.mkdir(exist_ok=True)
     files = dict(ORIGINS[folder].files)
     for name, content in contents.items():
@@ -69,7 +69,7 @@ def put_on_web(
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """What was asked of `datasets`, which has these rows."""
+    """Record the calls of `datasets`, which returns these rows."""
     files = {name: WebFile("", hashlib.sha256(PAPERS).hexdigest()) for name in ORIGINS["summ_scitldr"].files}
     monkeypatch.setitem(ORIGINS, "summ_scitldr", dataclasses.replace(ORIGINS["summ_scitldr"], files=files))
     put_on_web(monkeypatch, tmp_path_factory.mktemp("web"), {name: PAPERS for name in files})
@@ -94,7 +94,7 @@ def test_every_recipe_names_its_data() -> None:
 
 
 def test_every_published_model_is_fetched() -> None:
-    """Whatever in a recipe reads like a hub id and is neither data nor a run."""
+    """Return all texts in a recipe that look like a hub id and are neither data nor a run."""
     models = {}
     for name in recipes():
         named = re.findall(r'"([\w.-]+/[\w.-]+)"', to_json(recipe(name, "DATA")))
@@ -143,7 +143,7 @@ def test_rows_come_back_as_they_were(played: list[str], tmp_path: Path) -> None:
 
 @pytest.fixture
 def online(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as the environment says."""
+    """An environment that allows the network: no HF_HUB_OFFLINE."""
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
 
 
@@ -158,7 +158,7 @@ def test_papers_come_back_as_they_were(played: list[str], tmp_path: Path) -> Non
 def test_checksums_are_those_of_the_published_papers(
     shared_data: Path, online: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The files of the pinned commit, with nothing but their addresses changed."""
+    """The files of the pinned commit; only their addresses are changed."""
     stored = {name: gzip.decompress((shared_data / "summ_scitldr" / name).read_bytes())
               for name in ORIGINS["summ_scitldr"].files}  # fmt: skip
     put_on_web(monkeypatch, tmp_path / "web", stored)
@@ -191,12 +191,12 @@ def test_the_verb(
     monkeypatch.chdir(tmp_path)
     assert cli.main(["fetch"]) == 0
     listed = capsys.readouterr().out
-    alone = {"quickstart", "regression"}  # read nothing that has to be there
+    alone = {"quickstart", "regression"}  # need no data
     assert {name for name in recipes() if name not in listed} == alone and "nyu-mll/glue" in listed
     assert "google-t5/t5-small" in listed
     assert "runs/digits-wav2vec" in listed and "runs/fashion-vae" in listed and "runs/fashion-kl" in listed
     assert cli.main(["train", "shakespeare"]) == 2
-    assert "data/tiny_shakespeare is not there: `anyformer fetch shakespeare` gets it" in capsys.readouterr().err
+    assert "data/tiny_shakespeare is missing: `anyformer fetch shakespeare` gets it" in capsys.readouterr().err
     assert cli.main(["fetch", "shakespeare"]) == 0
     assert "`anyformer train shakespeare --data data` trains with it" in capsys.readouterr().out
     assert cli.main(["fetch", "shakespeare"]) == 0 and played == ["karpathy/tiny_shakespeare"]
@@ -234,7 +234,7 @@ def test_without_a_network_or_the_library(
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     assert cli.main(["fetch", "sst2", "--data", str(tmp_path / "data"), "--offline"]) == 2
     assert "'sentence-transformers/all-MiniLM-L6-v2' is not in the cache" in capsys.readouterr().err
-    (tmp_path / "data" / "dialogue").mkdir(parents=True)  # its data are there, its model is not
+    (tmp_path / "data" / "dialogue").mkdir(parents=True)  # its data is present, its model is missing
     assert cli.main(["fetch", "dialogue", "--data", str(tmp_path / "data")]) == 2
     assert "'HuggingFaceTB/SmolLM2-135M-Instruct' is not in the cache" in capsys.readouterr().err
     with pytest.raises(ValueError, match="speech_fsdd cannot be fetched: 3,000 recordings"):
@@ -242,7 +242,7 @@ def test_without_a_network_or_the_library(
 
 
 def test_offline_asks_no_server_for_data_sets(tmp_path: Path) -> None:
-    """`datasets` heeds a variable that it reads once, so this needs a process of its own."""
+    """`datasets` reads the variable only once, so this test needs a new process."""
     pytest.importorskip("datasets")
     others = {name: value for name, value in os.environ.items() if name not in ("HF_HUB_OFFLINE", "ANYFORMER_OFFLINE")}
     command = [
@@ -268,4 +268,4 @@ def test_a_seed_that_makes_nothing_is_named(tmp_path: Path, capsys: pytest.Captu
     assert "--seed is -1" in capsys.readouterr().err
     (tmp_path / "shapes").mkdir()
     assert cli.main([*call, "--seed", "4"]) == 0
-    assert "shapes is there, with the seed it was made with" in capsys.readouterr().out
+    assert "shapes is there, generated with its first seed" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""GLUE: its nine tasks from files in its own layout, their metrics beside sklearn's and scipy's, and its score."""
+"""GLUE: its nine tasks from files in its own layout, their metrics compared with sklearn and scipy, and its score."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def write(folder: Path, kind: str, name: str, count: int, seed: int) -> None:
         cells[{"CoLA": 1, "MRPC": 0}.get(kind, -1)] = label
         lines.append("\t".join(cells))
     if kind == "QQP":
-        lines.insert(3, "1\t2\t3\tcut short")  # as some of its lines are
+        lines.insert(3, "1\t2\t3\tcut short")  # some published lines are like this
     (folder / kind).mkdir(parents=True, exist_ok=True)
     encoding = "utf-8-sig" if kind == "MRPC" else "utf-8"  # with a mark before its first column, as published
     (folder / kind / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding=encoding)
@@ -82,7 +82,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bert")
     config = transformers.BertConfig(
         vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24,
-        max_position_embeddings=96, initializer_range=0.6,  # so that it says something about a text
+        max_position_embeddings=96, initializer_range=0.6,  # so that predictions depend on the text
     )  # fmt: skip
     torch.manual_seed(0)
     transformers.BertModel(config).save_pretrained(folder)
@@ -92,7 +92,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # a curve takes longer than such a run
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # plotting takes longer than the run
 
 
 def ran(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def ran(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any
 
 
 def answers(run: Path, file: Path, kind: str) -> tuple[list[float], list[float]]:
-    """What a tuned model says of a file, read here in another way, and what is right."""
+    """Return a tuned model's predictions for a file, which is parsed independently here, and the right labels."""
     _, header, texts, labels = LAYOUT[kind]
     lines = [line.split("\t") for line in file.read_text("utf-8-sig").splitlines()]
     names = list(header) if kind == "CoLA" else lines.pop(0)
@@ -164,7 +164,7 @@ def test_texts_pairs_and_labels_are_found(name: str, glue: Path) -> None:
 
 
 def test_the_columns_are_those_of_real_files(shared_data: Path) -> None:
-    """Where other people's copies have GLUE's columns: as many examples as are published, each with a label."""
+    """Other copies of GLUE with the same columns: the published number of examples, each with a label."""
 
     def labels(name: str, folder: str, file: str) -> list[int]:
         task = TASKS[name]
@@ -214,13 +214,13 @@ def test_some_tasks_several_rates_and_going_on(
     out = capsys.readouterr().out.splitlines()
     assert out[0].split() == ["task", "rate", "metric", "value"] and out[1].split()[0] == "RTE" and len(out) == 4
     assert out[3].startswith("GLUE's score is the mean of nine tasks, and CoLA, SST-2, ")
-    assert kept[0].stat().st_mtime_ns == written  # what was done is not done again
+    assert kept[0].stat().st_mtime_ns == written  # a finished run is not repeated
 
 
 @pytest.mark.parametrize("arguments, line", [
     (("--task", "colla"), "no task 'colla'; did you mean 'cola'?"),
     (("--task", "wnli"), "no folder WNLI"),
-    (("--data", "nowhere"), "nowhere: none of GLUE's folders (CoLA, SST-2,"),
+    (("--data", "nowhere"), "nowhere has none of GLUE's folders (CoLA, SST-2,"),
     (("--set", "stepps=1"), "no 'stepps' in this Run"),
     (("--task", "cola"), "dev.tsv: no such file or folder; valid: train.tsv"),
     (("--task", "rte"), "train.tsv: no such file"),

@@ -1,4 +1,4 @@
-"""One table of labels from the data to the answer, and what starts fresh learns."""
+"""Labels are the same from the data to the answer, and a new head is trained."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def answers(where: Any) -> list[str]:
 def test_a_classifier_answers_with_the_names_it_learnt(
     labels: tuple[str, ...], described: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Whatever names the description had: the answer, what is saved and what is exported are those of the data."""
+    """Answers, saved files and exported files have the labels of the data, not of the description."""
     run = run_of(tmp_path, objective=Classify(labels=labels), model=encoder(labels=described))
     trainer = setup(run, tmp_path / "run").fit()
     assert answers(tmp_path / "run") == ["yes", "no"]
@@ -67,7 +67,7 @@ def test_a_classifier_answers_with_the_names_it_learnt(
 
 
 def test_names_decide_not_their_order(tmp_path: Path) -> None:
-    """A trained classifier goes on under labels in another order: it says the same, and other names are refused."""
+    """A trained classifier gives the same answers if labels are in a different order; other names are refused."""
     setup(run_of(tmp_path), tmp_path / "run").fit()
     saved = Pretrained(path=str(tmp_path / "run"))
     for part, labels in ((saved, ("yes", "no")), (saved.replace(labels=("yes", "no")), ("yes", "no"))):
@@ -98,7 +98,7 @@ def test_weights_know_one_vocabulary(tmp_path: Path) -> None:
     saved = Pretrained(path=str(tmp_path / "run"))
     setup(run_of(tmp_path, model=saved, steps=1), tmp_path / "same")
     smaller = Bytes(special={"pad_token": "[PAD]", "cls_token": "[CLS]"}, begin="cls_token")
-    with pytest.raises(ValueError, match="vocabulary: the weights of .* were trained with another one; leave it out"):
+    with pytest.raises(ValueError, match="vocabulary: the weights of .* were trained with a different one"):
         setup(run_of(tmp_path, model=saved, vocabulary=smaller, steps=1), tmp_path / "foreign")
 
 
@@ -116,7 +116,7 @@ def base(tmp_path: Path) -> Path:
 
 def test_a_new_head_learns_beside_adapters(base: Path, tmp_path: Path) -> None:
     part = Pretrained(path=str(base), architecture="BertForSequenceClassification")
-    labels = ("no", "yes", "maybe")  # the head is made for as many as the data has
+    labels = ("no", "yes", "maybe")  # the head gets as many labels as the data
     run = run_of(tmp_path, model=part, vocabulary=None, objective=Classify(labels=labels), lora=LoRA(rank=2))
     before = make_model(run, None)
     assert before.fresh and all(name.startswith("head.") for name in before.fresh) and before.head.out.out_features == 3
@@ -124,7 +124,7 @@ def test_a_new_head_learns_beside_adapters(base: Path, tmp_path: Path) -> None:
     for name in before.fresh:
         assert not torch.equal(model.get_parameter(name), before.get_parameter(name)), f"{name} did not learn"
     assert answers(tmp_path / "run") == ["yes", "no"]
-    again = af.load(tmp_path / "run/adapter")  # as the run left it, beside the weights
+    again = af.load(tmp_path / "run/adapter")  # saved by the run next to the weights
     assert again.spec.labels == labels
     ids = torch.tensor([[5, 9, 9, 6]])
     with torch.no_grad():

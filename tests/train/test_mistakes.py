@@ -1,6 +1,6 @@
-"""What is wrong with the data, or does not belong together, is one clear line of `anyformer train` before any step.
+"""Mistakes in the data, and fields that do not fit together: one clear line from `anyformer train` before any step.
 
-An empty file, one that is not there, rows longer than the model's and a vocabulary too large are in test_cli.py."""
+test_cli.py has empty and missing files, rows that are too long for the model, and a vocabulary that is too large."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def encoder(
 
 
 def said(folder: Path, capsys: pytest.CaptureFixture[str], train: Any, objective: Any, model: Any, **more: Any) -> str:
-    """The one line."""
+    """Return the one line."""
     base = {"vocabulary": Bytes(special=SPECIAL, begin="cls_token", end="sep_token"), "batch": Batch(examples=2)}
     run = Run(name="wrong", data=Data(train=train), objective=objective, model=model, steps=2, **{**base, **more})
     (folder / "run.json").write_text(to_json(run))

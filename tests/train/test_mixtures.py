@@ -1,4 +1,4 @@
-"""Runs on mixtures: named recipes with known figures, epochs that are told, and a beginning with short texts."""
+"""Runs on mixtures: recipes with published figures, reported epochs, and a first phase with short texts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ import runs
 
 
 def test_gpt3s_columns() -> None:
-    """Batches in millions of tokens and rates, table 2.1; 300 billion tokens, of which 260 to the lowest rate."""
+    """Table 2.1: batches in millions of tokens, and learning rates; 300 billion tokens, the lowest rate after 260."""
     wanted = {
         "gpt3-small": (125e6, 0.5, 6e-4), "gpt3-medium": (350e6, 0.5, 3e-4), "gpt3-large": (760e6, 0.5, 2.5e-4),
         "gpt3-xl": (1.3e9, 1, 2e-4), "gpt3-2.7b": (2.7e9, 1, 1.6e-4), "gpt3-6.7b": (6.7e9, 2, 1.2e-4),
@@ -50,8 +50,8 @@ def test_gpt3s_columns() -> None:
 
 
 def test_gpt3s_epochs() -> None:
-    """Table 2.2. Its weights make 101 %; cut after two figures, what follows from them is printed there with those of
-    WebText2 and Wikipedia in each other's place, and 0.44 for Common Crawl."""
+    """Table 2.2. Its weights sum to 101 %. The epochs computed from them, cut after two digits, are the printed ones,
+    except that WebText2 and Wikipedia are swapped there, and Common Crawl has 0.44."""
     rates = recipe("gpt3-small").data.train.rates({})
     assert sum(rates.values()) == pytest.approx(1)
     found = {name: epochs(TOKENS * rates[name], size * 1e9) for name, (size, _) in SOURCES.items()}
@@ -100,7 +100,7 @@ class Enough(Callback):
 
 
 def same_after_a_stop(run: Any, folder: Path, stop: int) -> Any:
-    """The whole run; one that is stopped in between and resumed ends with the same weights and the same lines."""
+    """A run that is stopped and resumed ends with the same weights and metrics as an uninterrupted run."""
     whole = setup(run, folder / "whole", callbacks=[Metrics(), Screen()], tell=print).fit()
     setup(run, folder / "parts", callbacks=[Metrics(), Enough(stop)]).fit()
     resumed = setup(run, folder / "parts", callbacks=[Metrics()], resume=True).fit()
@@ -136,7 +136,7 @@ def test_gpt3_in_a_small_form(texts: Path, tmp_path: Path, capsys: pytest.Captur
 
 
 def test_bert_in_a_small_form(texts: Path, tmp_path: Path) -> None:
-    """Eight steps see 24 tokens at most, four 40; the stop is after the change, and once before it."""
+    """Eight steps have at most 24 tokens, four have 40; the run stops after the change, and once before it."""
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
              "vocab_size": 300, "max_position_embeddings": 48, "architectures": ["BertForPreTraining"]}  # fmt: skip
     shares = tuple(Share(name=n, source=TextFiles(path=str(texts / n))) for n in ("books", "wikipedia"))

@@ -1,4 +1,4 @@
-"""Optimisers against torch's own by hand, schedules against transformers' published ones."""
+"""Optimizers compared with torch's optimizers, schedules compared with transformers' schedules."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def step(net: Net, made: optim.Optimizers, seed: int) -> None:
 
 
 def by_hand(part: Any, net: Net) -> list[torch.optim.Optimizer]:
-    """What each description stands for, written out for this net."""
+    """Return the torch optimizers for this net, written out by hand."""
     matrices, vectors = [net.table.weight, net.inner.weight], [net.inner.bias, net.norm.weight, net.norm.bias]
     if isinstance(part, optim.Adafactor):
         groups = [{"params": matrices, "weight_decay": 0.3}, {"params": vectors, "weight_decay": 0.0}]
@@ -104,7 +104,7 @@ def test_muon_without_bf16_moves_weights_as_torchs_does(shape: tuple[int, int]) 
     start, gradients = torch.randn(shape), [torch.randn(shape) for _ in range(10)]
     options: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.3, "adjust_lr_fn": "match_rms_adamw"}
     wide, theirs = (nn.Parameter(start.clone()) for _ in range(2))
-    made = optim.WideMuon([wide], **options), torch.optim.Muon([theirs], **options)
+    made = optim.Fp32Muon([wide], **options), torch.optim.Muon([theirs], **options)
     exact, momentum = start.double(), torch.zeros(shape, dtype=torch.float64)
     for gradient in gradients:
         for parameter, each in zip((wide, theirs), made):
@@ -126,7 +126,7 @@ def test_muon_without_bf16_moves_weights_as_torchs_does(shape: tuple[int, int]) 
 
 
 def test_muon_asks_for_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    for there, kind in ((True, torch.optim.Muon), (False, optim.WideMuon)):
+    for there, kind in ((True, torch.optim.Muon), (False, optim.Fp32Muon)):
         monkeypatch.setattr(hardware, "has", lambda ability, there=there: there)
         assert type(optim.Muon(matrices="*inner*").make(Net()).each[0]) is kind
 
@@ -164,7 +164,7 @@ def test_the_gradient_is_clipped_as_torch_does() -> None:
 
 
 def published(name: str, **options: Any) -> Any:
-    """factor(n) of a schedule in transformers."""
+    """Return factor(n) of a schedule in transformers."""
     optimization = pytest.importorskip("transformers.optimization")
     dummy = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     return getattr(optimization, name)(dummy, **options).lr_lambdas[0]
@@ -172,7 +172,7 @@ def published(name: str, **options: Any) -> Any:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_schedules_are_the_published_ones(seed: int) -> None:
-    """From the end of the warmup on; the warmup itself is one step ahead, so that the first step is not at 0."""
+    """After the warmup both are equal; our warmup is one step ahead, so that the first step does not have rate 0."""
     draw = random.Random(seed)
     warmup, decay = draw.randint(0, 30), draw.randint(1, 40)
     steps = warmup + decay + draw.randint(1, 100)

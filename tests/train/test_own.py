@@ -1,5 +1,5 @@
-"""`anyformer train --text`, `--csv`, `--jsonl`, `--images`, `--tags`: from files of one's own to a model, each a whole
-run.json."""
+"""`anyformer train --text`, `--csv`, `--jsonl`, `--images`, `--tags`: from a user's files to a model, with a
+complete run.json."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_from_a_folder_of_texts_to_a_model_that_writes(place: Path, capsys: pyte
     small = ["--set", "model.decoder.depth=1"]
     whole = shown(capsys, "--text", "texts", *TINY, *small)
     assert cli.main(["train", "--text", "texts", *TINY, *small]) == 0
-    assert json.loads(Path("runs/texts/run.json").read_text()) == whole  # what is written is all of it
+    assert json.loads(Path("runs/texts/run.json").read_text()) == whole  # the file has the complete run
     capsys.readouterr()
     assert cli.main(["generate", "runs/texts", "aa", "--max-new-tokens", "3", "--device", "cpu"]) == 0
     assert capsys.readouterr().out.strip()
@@ -69,7 +69,7 @@ def test_from_a_folder_of_texts_to_a_model_that_writes(place: Path, capsys: pyte
 
 
 def test_texts_in_other_encodings_and_in_one_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Windows' letters and line ends, all in one line, and a folder with a space in its name."""
+    """A Windows encoding and line ends, a text in one line, and a folder with a space in its name."""
     (place / "my texts").mkdir()
     (place / "my texts" / "a.txt").write_bytes("déjà vu à Nîmes\r\n".encode("cp1252") * 60)
     source = shown(capsys, "--text", "my texts")["data"]["train"]
@@ -112,11 +112,11 @@ def test_every_row_of_a_validation_file_is_scored(place: Path, capsys: pytest.Ca
 
 
 def test_the_model_has_the_tokens_of_the_vocabulary(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`vocabulary.size` alone sets both, down and up; the model never has tokens that the texts did not give."""
+    """`vocabulary.size` sets both sizes, smaller and larger; the model has no tokens that are not in the texts."""
     small = ["--set", "model.encoder.depth=1", "--set", "vocabulary.size=290"]
     assert cli.main(["train", "--csv", "films.csv", "--label", "kind", *TINY, *small]) == 0
     built = len(Tokenizer.load("runs/films"))
-    told = f"the model's vocabulary has {built:,} tokens, as many as the texts gave (described: 2,000)"
+    told = f"the model's vocabulary has {built:,} tokens, as many as were found in the texts (described: 2,000)"
     assert 256 < built <= 290 and told in capsys.readouterr().out
     assert af.spec("runs/films").embedding.tokens.vocab_size == built
     assert cli.main(["convert", "runs/films", "exported", "--format", "hf"]) == 0
@@ -139,7 +139,7 @@ def test_what_stands_in_a_table_decides(place: Path) -> None:
 
 
 def test_a_model_of_numbers_gives_numbers(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Not the probabilities that a single label would have, here or in the exported files."""
+    """Multi-label probabilities, not those of a single label, here and in the exported files."""
     rows = [{"text": "good " * n + "bad " * (6 - n), "stars": 10.5 * n} for n in range(7)] * 6
     Path("stars.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     few = ("--set", "steps=30", "--set", "model.encoder.depth=1", "--set", "optimizer.lr=0.01", "--device", "cpu")
@@ -178,7 +178,7 @@ def test_other_models(place: Path) -> None:
 
 
 def test_a_decoder_without_a_padding_token_learns_labels(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its head reads the last token of each row, and rows are filled up with the token that ends a text."""
+    """The head reads the last token of each row, and rows are padded with the eos token."""
     spec = families.find("gpt2").read({"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 400, "n_positions": 64})
     af.save(af.build(spec), gpt2(place / "gpt"), format="hf")
     table = ["--csv", "films.csv", "--label", "kind", "--model", "gpt", "--set", "batch.examples=4"]
@@ -187,7 +187,7 @@ def test_a_decoder_without_a_padding_token_learns_labels(place: Path, capsys: py
 
 
 def hybrid(**changes: Any) -> af.parts.DecoderModel:
-    """A description of no family, with layers of two kinds."""
+    """A description without a family, with two kinds of layers."""
     parts, norm = af.parts, af.parts.RMSNorm()
     mamba = parts.Block(mixer=parts.Sublayer(pre_norm=norm, op=parts.SelectiveState(width=32)))
     attention = parts.Attention(num_heads=2, mask=parts.Causal(), position=parts.Rope())
@@ -204,20 +204,20 @@ def hybrid(**changes: Any) -> af.parts.DecoderModel:
 
 @pytest.mark.parametrize("name", ["hyb0", "hyb0/spec.json"])
 def test_a_model_from_scratch_learns_texts(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By its folder, with weights and no tokenizer, and by its description."""
+    """A model by its folder, which has weights and no tokenizer, and by its description."""
     af.save(af.build(hybrid()), "hyb0")
     assert cli.main(["train", "--text", "texts", "--model", name, *TINY, "--out", "run"]) == 0
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and "tokens on the texts" in err
     tokenizer, spec = af.processor("run"), af.spec("run")
-    size = 280 if name == "hyb0" else 512  # of the weights, or of the vocabulary that suits so much text
+    size = 280 if name == "hyb0" else 512  # of the weights, or of the vocabulary chosen for this amount of text
     assert spec.embedding.tokens.vocab_size == spec.head.vocab_size == size
     assert spec.source["eos_token_id"] == tokenizer.tokenizer.eos_token_id is not None
     assert cli.main(["generate", "run", "aa", "--max-new-tokens", "2", "--device", "cpu"]) == 0
 
 
 def test_a_description_by_whatever_names_it(place: Path) -> None:
-    """A file, a folder without weights, and a run that is not trained yet, by its file and its folder."""
+    """A spec.json, a folder without weights, and a run before training, by its file and by its folder."""
     for folder in ("described", "begun"):
         Path(folder).mkdir()
     Path("described/spec.json").write_text(to_json(hybrid()))
@@ -456,7 +456,7 @@ def test_how_tagged_words_are_found(place: Path) -> None:
 def test_a_model_by_its_name_and_kinds_left_out(place: Path) -> None:
     run = runs.run_of(Path("texts"), model=af.override(af.spec("gpt2"), {"decoder.depth": 2}))
     written = json.loads(to_json(run))
-    for name in ("data", "batch", "evaluate", "keep"):  # where one kind alone fits
+    for name in ("data", "batch", "evaluate", "keep"):  # only one kind fits
         del written[name]["kind"]
     del written["kind"]
     Path("short.json").write_text(json.dumps({**written, "model": "gpt2", "set": {"model.decoder.depth": 2}}))

@@ -57,7 +57,7 @@ def small(name: str, data: Path, vocabulary: int, batch: int, train: int, valid:
 
 
 def scores(run: Run, folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
-    """Trained and evaluated by the commands; both find the same on the validation split."""
+    """Train and evaluate with the commands; both give the same validation scores."""
     torch.set_num_threads(1)
     (folder / "run.json").write_text(to_json(run))
     assert cli.main(["train", str(folder / "run.json"), "--out", str(folder / "run"), "--device", "cpu"]) == 0
@@ -75,7 +75,7 @@ def examples(source: Source, run: Run, count: int | None = None) -> list[Any]:
 
 
 def best_constant(metric: Any, guesses: Sequence[Any], wanted: Sequence[Any]) -> float:
-    """Of always saying the same, the best that there is."""
+    """Return the best score of a constant answer."""
     return max(metric([guess] * len(wanted), wanted) for guess in guesses)
 
 
@@ -94,7 +94,7 @@ def test_pairs_of_sentences(tmp_path: Path, shared_data: Path, capsys: pytest.Ca
     found = scores(run, tmp_path, capsys, "--split", "valid")
     assert run.data.valid is not None
     wanted = [int(example["label"]) for example in examples(run.data.valid, run)]
-    baseline = best_constant(METRICS["labels"]["matthews"], (0, 1), wanted)  # always the same is worth nothing
+    baseline = best_constant(METRICS["labels"]["matthews"], (0, 1), wanted)  # a constant answer scores 0
     assert baseline == 0 and found["matthews"] > 0.05, found
 
 
@@ -121,7 +121,7 @@ def test_answers_to_questions(tmp_path: Path, shared_data: Path, capsys: pytest.
     questions = examples(run.data.train, run)
     wanted = [right_answers(example) for example in questions]
     firsts = [[" ".join(example["context"].split()[:n]) for example in questions] for n in (1, 2, 5, 10, 20, 40, 1000)]
-    baseline = max(METRICS["answers"]["f1"](guess, wanted) for guess in firsts)  # how the text begins
+    baseline = max(METRICS["answers"]["f1"](guess, wanted) for guess in firsts)  # the first words of the text
     assert 1 < baseline < 20 and found["f1"] > baseline + 20, (baseline, found)
 
 

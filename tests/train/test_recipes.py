@@ -23,16 +23,16 @@ from anyformer.weights.io import Checkpoint
 
 SCRATCH: list[Any] = ["multi30k-en-de", "shakespeare"]
 SCRATCH += ["fashion-mnist", "fashion-dit"]
-# every day the same objectives go on from a published model (below), and the same data is classified by others
+# not slow: the same objectives from a published model (below), and other classifiers on the same data
 SCRATCH += [pytest.param(name, marks=pytest.mark.slow) for name in (
     "squad-scratch", "sst2-scratch", "wnut17-scratch", "fashion-mnist-swin", "fashion-mnist-resnet")]  # fmt: skip
 PARTS = ("train", "test")
 
 
 def small(name: str, data: Path, **more: Any) -> Any:
-    """The same run with little data, all of it in every step, a narrow vocabulary and one layer."""
+    """Return the run with little data, all of it in every step, a small vocabulary and one layer."""
     run = recipe(name, str(data))
-    if "fashion" in name:  # there is a part of them
+    if "fashion" in name:  # only a part of the data is here
         file = str(data / "fashion_mnist_part" / "fashion_mnist_12k_2k.npz")
         train, valid = (Arrays(path=file, fields={"image": f"x_{part}", "label": f"y_{part}"}) for part in PARTS)
         run = run.replace(data=Data(train=train, valid=valid), precision="fp32")
@@ -68,7 +68,7 @@ def test_from_scratch_on_real_data(name: str, tmp_path: Path, shared_data: Path)
 
 
 def heard(name: str, data: Path, strings: int, **more: Any) -> Any:
-    """The same run on a few strings, all of them in every step."""
+    """Return the run on a few strings, all of them in every step."""
     run = recipe(name, str(data))
     changes = {
         "data.train.count": strings, "data.valid.count": strings, "data.test": None, "batch": Batch(examples=strings),
@@ -79,7 +79,7 @@ def heard(name: str, data: Path, strings: int, **more: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["digits", pytest.param("digits-seq2seq", marks=pytest.mark.slow)])
 def test_a_conformer_hears_a_handful_of_spoken_digits(name: str, tmp_path: Path, shared_data: Path) -> None:
-    """A few strings are learnt by heart, and heard in a file as they were learnt."""
+    """A few recordings are memorized, and transcribed correctly from a file."""
     torch.set_num_threads(1)
     run = heard(name, shared_data, 4, **{
         "data.train.least": 3, "data.train.most": 3, "model.encoder.depth": 1, "model.embedding.width": 8,
@@ -109,7 +109,7 @@ def test_sound_alone_and_then_words(tmp_path: Path, shared_data: Path, monkeypat
     trainer = setup(heard("digits-wav2vec-tenth", shared_data, 3, **then), tmp_path / "words").fit()
     stem = "embedding.stem.convolutions.0.weight"
     before, after = learnt.model.state_dict(), trainer.model.state_dict()
-    assert torch.equal(before[stem], after[stem]), "what reads the samples stands still"
+    assert torch.equal(before[stem], after[stem]), "the feature encoder is frozen"
     moved = "encoder.layers.0.attention.op.q.weight"
     assert 0 < float((before[moved] - after[moved]).abs().max()) < 0.02 and trainer.model.head.out.out_features == 12
     labels = [run.data.train.source for run in (first, trainer.run)]
@@ -189,7 +189,7 @@ def test_a_published_model_with_another_head(published: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["published", "ours"])
 def test_a_start_from_t5_with_an_output_matrix_of_its_own_keeps_it(kind: str, tmp_path: Path) -> None:
-    """T5 1.1: the config describes a tied matrix, and the file has both. Exported again it is the same file."""
+    """T5 1.1: the config describes tied weights, but the file has both. The exported file is the same."""
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 40, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_heads": 2}
     config = transformers.T5Config(**sizes, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
@@ -209,7 +209,7 @@ def test_a_start_from_t5_with_an_output_matrix_of_its_own_keeps_it(kind: str, tm
 @pytest.mark.parametrize("name", ["sst2", pytest.param("rte", marks=pytest.mark.slow), "wnut17", "squad"])
 def test_further_on_real_data(name: str, published: Path, tmp_path: Path, shared_data: Path) -> None:
     torch.set_num_threads(1)
-    rate = 2e-2 if name == "rte" else 3e-3  # pairs from which there is little to learn in so few steps
+    rate = 2e-2 if name == "rte" else 3e-3  # pairs are hard to learn in so few steps
     run = small(name, shared_data, **{"model.path": str(published), "optimizer.lr": rate})
     trainer = setup(run, tmp_path, callbacks=[Metrics()]).fit()
     losses = [line["loss"] for line in read_metrics(tmp_path) if "loss" in line]
@@ -219,7 +219,7 @@ def test_further_on_real_data(name: str, published: Path, tmp_path: Path, shared
 
 @pytest.mark.slow
 def test_summaries_of_real_abstracts(tmp_path: Path, shared_data: Path) -> None:
-    """Of two abstracts, learnt by heart: what is written is near what was learnt, and each is scored with ROUGE."""
+    """Two abstracts are memorized: the summaries are close to the targets and scored with ROUGE."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("rouge_score")
     torch.set_num_threads(1)
@@ -259,7 +259,7 @@ def test_adapters_are_trained_alone_and_resumed(published: Path, tmp_path: Path,
     assert resumed.fit().step == 6
     pairs = zip(whole.model.state_dict().items(), resumed.model.state_dict().values())
     assert all(torch.equal(a, b) for (_, a), b in pairs)
-    name = "encoder.layers.0.attention.op.q.weight"  # stands still while it is trained, and what opens has the adapter
+    name = "encoder.layers.0.attention.op.q.weight"  # frozen in training; the saved model includes the adapter
     theirs = af.load(published).state_dict()[name]
     assert torch.equal(whole.model.state_dict()[name], theirs)
     assert not torch.equal(af.load(tmp_path / "whole").state_dict()[name], theirs)
@@ -267,7 +267,7 @@ def test_adapters_are_trained_alone_and_resumed(published: Path, tmp_path: Path,
 
 @pytest.mark.parametrize("name", ["shapes", "emoji"])
 def test_captions_end_in_their_tokenizer_as_in_training(name: str, tmp_path: Path) -> None:
-    """CLIP's text speaks through its end: without one every text would have the vector of its first token."""
+    """CLIP's text vector is read at the end token: without it, every text would have the vector of its first token."""
     run = recipe(name, str(tmp_path))
     tokenizer = run.vocabulary.replace(size=270).make(["a red star", "a blue ring"] * 20, tmp_path / "tokenizer")
     ids = tokenizer.core.encode("a red star").ids

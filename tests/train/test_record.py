@@ -1,4 +1,4 @@
-"""Recorded steps: what is launched at once learns what step by step is learnt, or is not recorded."""
+"""Captured steps give the same result as ordinary steps, or are not captured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from anyformer.objectives.contrast import Contrast
 from anyformer.objectives.images import ClassifyImage
 from anyformer.train import record
 from anyformer.train.progress import Metrics, read_metrics
-from anyformer.train.record import WARM, CapturedPass, Measures, Recorder
+from anyformer.train.record import WARMUP_PASSES, CapturedPass, Measures, Recorder
 from anyformer.train.run import Batch
 from anyformer.train.start import setup
 from anyformer.train.trainer import Callback
@@ -55,7 +55,7 @@ def test_steps_are_recorded_where_the_device_waits(
 
 
 class FakeDevice:
-    """A device on which a step takes the host `host` and itself `device` seconds."""
+    """A fake device: launching a step takes `host` seconds, computing it `device` seconds."""
 
     def __init__(self, host: float, device: float) -> None:
         self.host, self.device, self.now = host, device, 0.0
@@ -81,7 +81,9 @@ def test_launches_are_timed_once_kernels_are_there(
 ) -> None:
     fake, clock = FakeDevice(host, device), record.LaunchClock()
     fake.put_into(monkeypatch)
-    assert [clock(fake.launch, n) for n in range(record.SETTLE)] == [*range(record.SETTLE)] and not clock.steps
+    assert [clock(fake.launch, n) for n in range(record.UNTIMED_STEPS)] == [
+        *range(record.UNTIMED_STEPS)
+    ] and not clock.steps
     assert clock(fake.launch, 7) == 7
     (step,) = clock.steps
     assert step == pytest.approx((host, max(host, device), 2, 13)) and record.decide(clock.steps)[0] is helps
@@ -93,7 +95,7 @@ def test_on_a_cpu_it_is_one_line(tmp_path: Path) -> None:
 
 
 class Again:
-    """In the place of CUDA's graph: the same pass once more, with what Python decided when it was recorded."""
+    """A fake CUDA graph: repeats the pass with the decisions that Python made at capture."""
 
     def __init__(self, decided: float, module: nn.Linear, batch: Any, terms: Any) -> None:
         self.decided, self.module, self.batch, self.terms = decided, module, batch, terms
@@ -106,7 +108,7 @@ class Again:
 
 
 def recorder(decide: Any) -> tuple[Recorder, nn.Linear, list[str]]:
-    """A recorder of a pass in which Python decides something, on a CPU."""
+    """A Recorder, on the CPU, of a pass that depends on a decision in Python."""
     module, told = nn.Linear(3, 1, bias=False), list[str]()
 
     def do(batch: Any, divisors: Any) -> Any:
@@ -126,29 +128,29 @@ def recorder(decide: Any) -> tuple[Recorder, nn.Linear, list[str]]:
 
 def test_a_recording_reads_the_batch_it_is_given_and_leaves_its_gradients() -> None:
     recorded, module, told = recorder(lambda: 2.0)
-    for step in range(2 * WARM):
+    for step in range(2 * WARMUP_PASSES):
         x = torch.randn(4, 3)
         module.weight.grad = None
         terms = recorded({"x": x}, {}, step)
         assert float(terms["loss"]) == pytest.approx(float(2 * module(x).sum().detach()), rel=1e-5)
         assert module.weight.grad is not None
         assert torch.allclose(module.weight.grad, 2 * x.sum(0, keepdim=True))
-        assert len(recorded.recordings) == recorded.used_graph == (step >= WARM)
+        assert len(recorded.captured) == recorded.used_graph == (step >= WARMUP_PASSES)
     assert not told
-    recorded({"x": torch.randn(5, 3)}, {}, 9)  # another shape is another recording
-    assert len(recorded.recordings) == 1
+    recorded({"x": torch.randn(5, 3)}, {}, 9)  # a different shape needs its own graph
+    assert len(recorded.captured) == 1
 
 
 def test_what_python_draws_is_found_out() -> None:
     recorded, module, told = recorder(random.random)
-    for step in range(2 * WARM):
+    for step in range(2 * WARMUP_PASSES):
         module.weight.grad = None
         random.seed(step)
         x, wanted = torch.randn(4, 3), random.random()
         random.seed(step)
         terms = recorded({"x": x}, {}, step)
         assert float(terms["loss"]) == pytest.approx(float(wanted * module(x).sum().detach()), rel=1e-5)
-    assert len(told) == 1 and "training continues without" in told[0] and not recorded.recordings
+    assert len(told) == 1 and "training continues without" in told[0] and not recorded.captured
 
 
 # -- on a GPU ---------------------------------------------------------------------------------------------------------
@@ -176,7 +178,7 @@ def test_recorded_steps_learn_the_same_dropout_included(tmp_path: Path) -> None:
     texts = write_texts(tmp_path, lines=200)
     plain = losses(texts, tmp_path / "plain")
     recorded = losses(texts, tmp_path / "recorded", record=True)
-    assert recorded.recorder.recordings and not recorded.lines
+    assert recorded.recorder.captured and not recorded.lines
     assert recorded.each == pytest.approx(plain.each, rel=2e-3)
 
 
@@ -194,7 +196,7 @@ def test_what_asks_the_device_goes_on_step_by_step(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(NextToken, "losses", asking)
     recorded = losses(texts, tmp_path / "asking", record=True)
-    assert not recorded.recorder.recordings and len(recorded.lines) == 1
+    assert not recorded.recorder.captured and len(recorded.lines) == 1
     assert recorded.each == pytest.approx(plain.each, rel=2e-3)
 
 
@@ -204,7 +206,7 @@ def test_what_asks_the_device_goes_on_step_by_step(tmp_path: Path, monkeypatch: 
     "changes", [{"record": True}, {"compile": True, "record": False}, {"compile": True, "record": True}], ids=str
 )
 def test_a_hundred_steps_agree(changes: dict[str, Any], tmp_path: Path) -> None:
-    """In fp32 and without dropout, of which compiled code draws its own."""
+    """In fp32 and without dropout, because compiled code draws different masks."""
     texts = write_texts(tmp_path, lines=200)
     same = {"steps": 100, "precision": "fp32", "model": model(resid_pdrop=0.0, attn_pdrop=0.0, embd_pdrop=0.0)}
     plain = losses(texts, tmp_path / "plain", record=False, **same)
@@ -216,7 +218,7 @@ def test_a_hundred_steps_agree(changes: dict[str, Any], tmp_path: Path) -> None:
 @GPU
 @pytest.mark.gpu
 def test_boxes_in_pictures_can_be_captured() -> None:
-    """Nothing comes from the host on the way: that would end a capture."""
+    """No copy from the host during a step: it would end the capture."""
     pasting = ClassifyImage(labels=("a", "b"), image_size=(8, 6), mean=(0.3,), std=(0.4,), cut=0.5, erase=0.5)
     batch = {"pixel_values": torch.rand(4, 1, 8, 6), "labels": torch.tensor([0, 1, 1, 0]), "chance": torch.rand(4, 8)}
     batch, right = {name: tensor.cuda() for name, tensor in batch.items()}, pasting.paste_boxes(batch)

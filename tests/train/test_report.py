@@ -1,4 +1,4 @@
-"""What is seen of a run: baselines by hand, metrics after a kill, the picture, and a page that loads nothing."""
+"""Reports of a run: baselines by hand, metrics after a kill, the curve, and a page that loads nothing."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def split(folder: Path, texts: list[list[int]]) -> DataSplit:
 
 
 def test_baselines_by_hand(tmp_path: Path) -> None:
-    """Texts 0 1 1 | 2 1 and, to predict, 0 1 | 2 2: pairs never reach over the end of a text."""
+    """Training texts 0 1 1 | 2 1, validation texts 0 1 | 2 2: pairs do not cross the end of a text."""
     train, valid = split(tmp_path / "a", [[0, 1, 1], [2, 1]]), split(tmp_path / "b", [[0, 1], [2, 2]])
     single = {w: [(n + w / 3) / (3 + w) for n in (0, 3, 0)] for w in WEIGHTS}  # what follows: 1, 1, 1
     unigram, best = min((-(math.log(p[1]) + math.log(p[2])) / 2, w) for w, p in single.items())
     p = single[best]
-    # after 0 comes 1 in 1 of 1; after 2 never 2 in 1
+    # 0 is followed by 1 in 1 of 1 cases, 2 by 2 in 0 of 1
     bigram = min(-(math.log((1 + w * p[1]) / (1 + w)) + math.log(w * p[2] / (1 + w))) / 2 for w in WEIGHTS)
     assert baselines(train, valid, 3) == {"unigram": pytest.approx(unigram), "bigram": pytest.approx(bigram)}
     assert baselines(train, split(tmp_path / "c", [[1]]), 3) == {}
 
 
 def test_lines_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
-    """And the half of a line that a kill left."""
+    """A resumed run also drops the incomplete line of a killed run."""
     lines = [{"step": n, "loss": float(n)} for n in (1, 2, 3)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 4, "lo')
     assert read_metrics(tmp_path) == lines
@@ -58,7 +58,7 @@ def test_lines_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
 
 
 def test_a_page_and_a_picture(tmp_path: Path) -> None:
-    """A model's text is text there, whatever it holds."""
+    """A model's text is escaped in the page."""
     (tmp_path / "run.json").write_text('{"name": "<b>small</b>"}')
     (tmp_path / "environment.json").write_text('{"seed": 3}')
     lines = [{"step": n, "loss": 5 / n, "tokens": n, "seconds": 0.1 * n} for n in range(1, 9)]
@@ -74,7 +74,7 @@ def test_a_page_and_a_picture(tmp_path: Path) -> None:
 
 
 def test_the_outcome_is_that_of_the_best_step(tmp_path: Path) -> None:
-    """In the log and on the page: the loss of the model that the folder opens as, held against the baselines."""
+    """The log and the page compare the loss of the model that the folder opens with the baselines."""
     (tmp_path / "run.json").write_text('{"name": "small"}')
     (tmp_path / "environment.json").write_text("{}")
     lines = [{"step": step, "valid/loss": loss} for step, loss in ((1, 4.0), (2, 3.7), (3, 4.8))]
@@ -96,7 +96,7 @@ def test_the_outcome_is_that_of_the_best_step(tmp_path: Path) -> None:
         ("result", "the model does not beat the baseline bigram 3.600"),
     ):  # fmt: skip
         assert f"<td>{name}</td><td>{value}</td>" in page
-    shutil.rmtree(tmp_path / "checkpoints")  # a run that keeps no best: its last evaluation
+    shutil.rmtree(tmp_path / "checkpoints")  # without checkpoints: the last evaluation
     assert outcome(tmp_path, better) == [
         "validation loss 4.800 after step 3, which does not beat the baseline bigram 3.800"
     ]
@@ -136,7 +136,7 @@ def test_smoothing_begins_and_ends_at_the_data_and_is_not_late() -> None:
 
 
 def test_a_step_is_never_faster_than_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was timed as the machine's best may have been slowed down by others: then a step says better."""
+    """If other work slowed down the measured peak, a faster step corrects it."""
     monkeypatch.setattr(progress, "flops_per_token", lambda trainer: 100.0)
     monkeypatch.setattr(progress, "peak", lambda device, precision: 5_000.0)
     trainer = SimpleNamespace(layout=SimpleNamespace(sharded=False), device=None, run=SimpleNamespace(precision="fp32"))
@@ -158,7 +158,7 @@ def test_nothing_moves_without_a_terminal(capsys: pytest.CaptureFixture[str]) ->
 def test_lines_of_progress_without_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A line now and then, of steps and of data that is made ready; none before its time, and nothing that moves."""
+    """Without a terminal: a line per interval for steps and for data preparation, and no progress bar."""
     seconds = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: seconds[0])
     screen = Screen(every=30.0)
@@ -180,7 +180,7 @@ def test_lines_of_progress_without_a_terminal(
 
 
 def test_a_bar_moves_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """From the first step to the last; lines are written above it."""
+    """A progress bar from the first step to the last; lines are printed above it."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     run = SimpleNamespace(name="small", precision="fp32")
     where = {"step": 4, "steps": 9, "epochs": lambda step: {}, "reason": "enough"}
@@ -202,7 +202,7 @@ def test_a_bar_moves_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 @pytest.mark.parametrize(("prompt", "tokenizer"), [(None, "one"), ("Once", None)])
 def test_nothing_is_written_without_a_prompt_or_a_vocabulary(prompt: str | None, tokenizer: str | None) -> None:
     asked = SimpleNamespace(evaluate=SimpleNamespace(sample=prompt))
-    trainer: Any = SimpleNamespace(run=asked, tokenizer=tokenizer)  # nor is anything else asked of it
+    trainer: Any = SimpleNamespace(run=asked, tokenizer=tokenizer)  # no other attribute is read
     Samples().on_evaluate(trainer, {})
 
 

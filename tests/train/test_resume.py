@@ -1,4 +1,4 @@
-"""T2: a training killed with kill -9 and resumed is the training that was left alone, to the bit. T4: only that one."""
+"""T2: a run that is killed (kill -9) and resumed equals an uninterrupted run, bit for bit. T4: no other run resumes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def steps_done(folder: Path) -> int:
 
 
 def killed_at(nursery: runs.Nursery, texts: Path, folder: Path, precision: str, step: int, delay: float) -> None:
-    """Starts or resumes, and kills without warning once this step was logged."""
+    """Start or resume a run, and kill it (kill -9) after this step was logged."""
     child = nursery.start("train", texts, folder, precision, 24)
     limit = time.monotonic() + 120
     while steps_done(folder) < step:
@@ -58,7 +58,7 @@ def killed_at(nursery: runs.Nursery, texts: Path, folder: Path, precision: str, 
 
 
 def history(folder: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl without what a clock says."""
+    """Return metrics.jsonl without times."""
     return [{name: value for name, value in line.items() if name != "seconds"} for line in read_metrics(folder)]
 
 
@@ -77,7 +77,7 @@ def same_end(a: Path, b: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_t2_killed_and_resumed_to_the_bit(tmp_path: Path, nursery: runs.Nursery, precision: str) -> None:
-    """Epochs of 7 steps, checkpoints every 3: twice within the first, after its end, and at two random steps."""
+    """Epochs of 7 steps, checkpoints every 3: killed twice in the first epoch, after it, and at two random steps."""
     texts = runs.write_texts(tmp_path / "texts")
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     nursery.start("train", texts, whole, precision, 24)
@@ -90,7 +90,7 @@ def test_t2_killed_and_resumed_to_the_bit(tmp_path: Path, nursery: runs.Nursery,
     nursery.start("train", texts, broken, precision, 24)
     assert nursery.wait() == 0
     seen = [json.loads(line) for line in (broken / "order.jsonl").read_text().splitlines()]
-    assert len(seen) > 24 and all(order[step] == what for step, what in seen)  # again, and the same
+    assert len(seen) > 24 and all(order[step] == what for step, what in seen)  # repeated steps read the same tokens
     assert history(broken) == history(whole)
     assert [line["step"] for line in history(whole) if "valid/loss" in line] == [8, 16, 24]
     same_end(whole, broken)
@@ -100,7 +100,7 @@ def test_t2_killed_and_resumed_to_the_bit(tmp_path: Path, nursery: runs.Nursery,
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16-stream"])
 def test_a_cpu_without_bf16_trains_in_fp32(tmp_path: Path, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is said, run.json keeps what was asked for, and the run can be resumed here and elsewhere."""
+    """A message reports it, run.json keeps the requested precision, and the run can be resumed on any machine."""
     monkeypatch.setenv(hardware.HIDING, "bf16")
     texts, told = runs.write_texts(tmp_path / "texts"), list[str]()
     run, folder = runs.run_of(texts, precision=precision, steps=3), tmp_path / "run"
@@ -124,7 +124,7 @@ def test_t2_epochs_are_where_the_kills_were_meant_to_be(tmp_path: Path) -> None:
 
 
 def test_a_stop_is_a_checkpoint(tmp_path: Path, nursery: runs.Nursery) -> None:
-    """SIGTERM, as a machine that is taken back sends it: the step is finished, saved, and nothing is done twice."""
+    """SIGTERM, as sent before a machine is taken away: the step is finished and saved, and no step is repeated."""
     texts = runs.write_texts(tmp_path / "texts")
     child = nursery.start("train", texts, tmp_path / "run", "fp32", 4000)
     while steps_done(tmp_path / "run") < 5:
@@ -152,7 +152,7 @@ def test_a_finished_run_goes_on_for_longer(begun: tuple[Path, Path]) -> None:
     trainer = setup(runs.run_of(texts, steps=6, batch=runs.Batch(examples=6, micro=2)), folder, resume=True)
     trainer.callbacks.append(Metrics())
     assert trainer.fit().step == 6 and steps_done(folder) == 6
-    setup(runs.run_of(texts, steps=6), folder, resume=True).fit()  # nothing left to do
+    setup(runs.run_of(texts, steps=6), folder, resume=True).fit()  # no step remains
     assert list(manifest.steps(folder)) == [4, 6]  # the best or the last two
 
 
@@ -166,7 +166,7 @@ def test_a_finished_run_goes_on_for_longer(begun: tuple[Path, Path]) -> None:
 ])  # fmt: skip
 def test_t4_another_description_is_refused(begun: tuple[Path, Path], change: dict[str, Any], message: str) -> None:
     texts, folder = begun
-    with pytest.raises(ValueError, match=f"has another run: {message}"):
+    with pytest.raises(ValueError, match=f"a different run: {message}"):
         setup(runs.run_of(texts, **{"steps": 6, **change}), folder, resume=True)
 
 
@@ -174,7 +174,7 @@ def test_t4_other_data_under_the_same_name_is_refused(begun: tuple[Path, Path]) 
     texts, folder = begun
     before = texts.read_text()
     runs.write_texts(texts.parent, seed=1)
-    with pytest.raises(ValueError, match="step-00000004 was trained with another data: resume it with the same one"):
+    with pytest.raises(ValueError, match="the data is not the one that .*step-00000004 was trained with"):
         setup(runs.run_of(texts, steps=6), folder, resume=True).fit()
     texts.write_text(before)
     assert setup(runs.run_of(texts, steps=6), folder, resume=True).fit().step == 6
@@ -183,13 +183,13 @@ def test_t4_other_data_under_the_same_name_is_refused(begun: tuple[Path, Path]) 
 def test_t4_another_tokenizer_under_the_same_name_is_refused(begun: tuple[Path, Path]) -> None:
     texts, folder = begun
     Bytes(special={"eos_token": "<|end|>", "pad_token": "<|padding|>"}).make([], folder / "tokenizer")
-    with pytest.raises(ValueError, match="was trained with another (data|tokenizer)"):
+    with pytest.raises(ValueError, match="the (data|tokenizer) is not the one that .* was trained with"):
         setup(runs.run_of(texts, steps=6), folder, resume=True).fit()
 
 
 @pytest.mark.parametrize("file", ["00000.input_ids", "00000.input_ids.sizes", "index.json"])
 def test_t4_prepared_records_that_were_changed_are_refused(begun: tuple[Path, Path], file: str) -> None:
-    """One token, where two records meet, or what they promise to be; nothing is shorter or longer than it was."""
+    """One changed token, record boundary or digest; no file changes its size."""
     texts, folder = begun
     place = next((folder / "data").glob("train-*"))
     before = (place / file).read_bytes()
@@ -226,22 +226,22 @@ def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path, nurse
     finally:
         os.kill(child, signal.SIGKILL)
         assert nursery.wait() == -signal.SIGKILL
-    assert (folder / ".lock").read_text().startswith(f"process {child} ")  # left lying, and it holds nobody out
+    assert (folder / ".lock").read_text().startswith(f"process {child} ")  # the lock file remains, but locks nothing
     done = steps_done(folder)
     trainer = setup(runs.run_of(texts, steps=done + 2), folder, resume=True)
     assert trainer.fit().step == done + 2
 
 
 def test_a_run_that_is_done_or_failed_lets_go(begun: tuple[Path, Path], nursery: runs.Nursery) -> None:
-    """While this process, which trained there, lives on."""
+    """The lock is released while this process is still running."""
     texts, folder = begun
     done = setup(runs.run_of(texts, steps=5), folder, resume=True).fit()
     nursery.start("train", texts, folder, "fp32", 6)
-    assert nursery.wait() == 0 and done.step == 5  # which is still here
-    with pytest.raises(ValueError, match="has another run") as failed:
+    assert nursery.wait() == 0 and done.step == 5  # still in this process
+    with pytest.raises(ValueError, match="has a different run") as failed:
         setup(runs.run_of(texts, seed=7), folder, resume=True)
     nursery.start("train", texts, folder, "fp32", 7)
-    assert nursery.wait() == 0 and failed.value  # with all that it holds
+    assert nursery.wait() == 0 and failed.value  # the exception keeps its frames alive
 
 
 # -- nothing to go on from
@@ -277,7 +277,7 @@ def test_a_run_that_failed_before_its_first_checkpoint_does_not_block_its_folder
 
 
 def test_a_run_that_failed_before_its_first_step_leaves_no_vocabulary(tmp_path: Path) -> None:
-    """The next one has its own; what somebody else put there is neither used nor removed."""
+    """A new run trains its own tokenizer; a foreign one is neither used nor removed."""
     texts, folder = runs.write_texts(tmp_path / "texts"), tmp_path / "run"
     first = runs.run_of(texts, vocabulary=TrainedBPE(size=300), batch=Batch(examples=6, length=99))
     with pytest.raises(ValueError, match="batch.length: 99 is more"):
@@ -338,7 +338,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_told(begun: tuple[Path, Path]) 
 
     trainer = setup(runs.run_of(texts, steps=4), folder, resume=True, callbacks=[Ear()]).fit()
     assert trainer.step == 4 and len(lines) == 1 and "skipped: " in lines[0] and "model.safetensors" in lines[0]
-    assert manifest.fault(folder / "checkpoints" / "step-00000004") is None  # trained anew
+    assert manifest.fault(folder / "checkpoints" / "step-00000004") is None  # saved again by the resumed run
 
 
 def test_a_run_survives_its_own_json(begun: tuple[Path, Path]) -> None:

@@ -1,4 +1,4 @@
-"""The JSON schema of a run.json says what reading it says, and a mistake in one is told by its path."""
+"""The JSON schema accepts the same run.json files as `read_run`; errors name the path of the mistake."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_recipe_is_valid(judge: Any) -> None:
 
 
 def test_what_a_person_writes_is_valid_and_read(judge: Any, good: Run, tmp_path: Path) -> None:
-    """Kinds left out where one alone fits, a model by its name, other values by address, and the schema's own key."""
+    """Kinds are left out if only one fits; a model by name, values by address, and the $schema key."""
     written = json.loads(to_json(good))
     for name in ("data", "batch", "evaluate", "keep", "lora"):
         del written[name]["kind"]
@@ -60,7 +60,7 @@ def test_what_a_person_writes_is_valid_and_read(judge: Any, good: Run, tmp_path:
     assert judge.is_valid(json.loads(to_json(further)))
 
 
-# (path, value or None to take it away, the line)
+# (path, value or None to remove it, words of the message)
 WRONG: list[tuple[str, Any, str]] = [
     ("anyformer", 2, "not a description of format 1: 'anyformer' is 2"),
     ("anyformer", None, "'anyformer' is None"),
@@ -114,7 +114,7 @@ def test_what_is_wrong_is_wrong_for_both(
     assert line in str(caught.value) and "\n" not in str(caught.value)
 
 
-# ranges are no types: reading alone knows them, by the same paths
+# the schema has types but no ranges: only reading checks ranges
 @pytest.mark.parametrize(("path", "value", "line"), [
     ("steps", 0, "run.json: steps is 0; it must be at least 1"),
     ("optimizer.lr", -1, "run.json: optimizer.lr is -1.0; it must be above 0"),

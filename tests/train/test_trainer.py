@@ -47,13 +47,13 @@ def run_of(**changes: Any) -> Run:
 
 
 def rows(step: int, num: int = 6, length: int = 12) -> list[dict[str, np.ndarray]]:
-    """Texts of unequal lengths, another for each step."""
+    """Texts of different lengths, new ones in each step."""
     draw = np.random.default_rng(step)
     return [{"input_ids": draw.integers(5, 50, draw.integers(3, length + 1)).astype(np.int32)} for _ in range(num)]
 
 
 class Feed:
-    """What `Loader` does, cut into micro-batches of these sizes."""
+    """Batches as from a `Loader`, split into micro-batches of these sizes."""
 
     def __init__(self, *cuts: int, objective: Objective = PACKED, steps: int = 10**6) -> None:
         self.cuts, self.objective, self.steps = cuts or (6,), objective, steps
@@ -118,7 +118,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float = 0.0) -> 
 
 @pytest.mark.parametrize("cuts", [(3, 3), (1, 5), (1, 1, 1, 1, 1, 1), (4, 2)])
 def test_t1_micro_batches_are_one_batch(tmp_path: Path, cuts: tuple[int, ...]) -> None:
-    """Loss, gradients and what follows from them, with unequal token counts and an uneven cut."""
+    """Losses, gradients and weights are equal with different token counts and an uneven split."""
     (whole, a), (parts, b) = trainer_of(tmp_path / "a"), trainer_of(tmp_path / "b", Feed(*cuts))
     gradients = []
     for trainer, feed in ((whole, Feed()), (parts, Feed(*cuts))):
@@ -132,7 +132,7 @@ def test_t1_micro_batches_are_one_batch(tmp_path: Path, cuts: tuple[int, ...]) -
     assert max(float(g.abs().max()) for g in gradients[0].values()) > 0.01
     whole.fit(), parts.fit()
     assert np.allclose(a.losses, b.losses, atol=2e-6) and np.allclose(a.norms, b.norms, atol=2e-5)
-    same(weights(whole), weights(parts), 2e-4)  # Adam's first steps are signs: a rounding can turn one
+    same(weights(whole), weights(parts), 2e-4)  # Adam's first steps are signs, which rounding can flip
 
 
 def test_t1_batches_that_are_not_real_count_nothing(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_half_precision_learns_as_fp32_does(tmp_path: Path, precision: str) -> N
 
 
 def test_fp16_scaling_skips_and_goes_on(tmp_path: Path) -> None:
-    """A scale too high makes gradients infinite: the steps move nothing, the scale falls, and learning begins."""
+    """If the loss scale is too high, gradients are infinite: steps are skipped until the scale is low enough."""
     trainer, log = trainer_of(tmp_path, steps=16, precision="fp16")
     trainer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**26)
     before = weights(trainer)
@@ -236,7 +236,7 @@ def test_fp16_scaling_skips_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_fp16_gradients_are_unscaled_before_they_are_clipped(tmp_path: Path) -> None:
-    """The length that is told and the gradient that is learnt from are those of the loss, not of the scaled loss."""
+    """The reported norm and the gradient of the update belong to the loss, not to the scaled loss."""
     found: list[list[float]] = []
     for precision in ("fp32", "fp16"):
         trainer, log = trainer_of(tmp_path / precision, steps=3, precision=precision, clip=0.25)
@@ -254,7 +254,7 @@ def test_fp16_gradients_are_unscaled_before_they_are_clipped(tmp_path: Path) -> 
 
 
 def test_dropout_is_another_in_each_step_and_process(tmp_path: Path) -> None:
-    """One batch again and again, and weights that stay as they are: nothing but dropout differs."""
+    """The same batch and the same weights in every step: only dropout differs."""
     found: list[list[float]] = []
     for rank in (0, 1, 0):
         folder = tmp_path / str(len(found))
@@ -330,14 +330,14 @@ def test_an_average_is_evaluated_and_saved(tmp_path: Path) -> None:
         average = {name: decay * tensor + (1 - decay) * now[name].double() for name, tensor in average.items()}
     saved = af.load(tmp_path / "checkpoints" / "step-00000005")
     same(saved.state_dict(), average, 1e-6)
-    same(weights(trainer), seen[-1])  # and training has its own back
+    same(weights(trainer), seen[-1])  # training continues with its own weights
     trainer.average, trainer.model = None, trainer.model.eval()
     trainer.model.load_state_dict(saved.state_dict())
     assert trainer.evaluate()["loss"] == pytest.approx(log.scores[0], abs=1e-6)
 
 
 def test_it_stops_when_nothing_gets_better(tmp_path: Path) -> None:
-    """A rate of 1e-9 changes no digit of the loss by much: after the first, evaluations are no better."""
+    """With a learning rate of 1e-9 the loss hardly changes: no evaluation after the first is better."""
     trainer, log = trainer_of(tmp_path, steps=50, evaluate=Evaluate(every=2, patience=3), keep=Keep(every=100, last=9))
     values = iter([3.0, 2.0, 2.5, 2.0, 2.1, 0.0])
     trainer.evaluate = lambda: {"loss": next(values)}  # type: ignore[method-assign]
@@ -349,7 +349,7 @@ def test_it_stops_when_nothing_gets_better(tmp_path: Path) -> None:
 
 
 def test_patience_and_the_average_go_on_after_a_pause(tmp_path: Path) -> None:
-    """Stopped after any step and gone on in this process: the same end, for the same reason, with the same average."""
+    """A run that is stopped after any step and resumed in this process ends with the same reason and average."""
     values = {2: 3.0, 4: 2.0, 6: 2.5, 8: 2.0, 10: 2.1, 12: 0.0}
 
     def part(folder: Path, stop: int | None = None) -> Trainer:
@@ -370,7 +370,7 @@ def test_patience_and_the_average_go_on_after_a_pause(tmp_path: Path) -> None:
         assert best_of(rest.folder) == best_of(whole.folder) == "step-00000004"
         best = [af.load(trainer.folder / "checkpoints" / "step-00000004").state_dict() for trainer in (rest, whole)]
         same(*best)
-    again = part(tmp_path / "7")  # killed right after its last checkpoint: there is nothing left to do
+    again = part(tmp_path / "7")  # killed right after its last checkpoint: no step remains
     assert (again.step, again.reason) == (10, whole.reason)
     assert any(not torch.equal(t, weights(whole)[n]) for n, t in whole.average.shadow.items())  # type: ignore[union-attr]
 
@@ -418,7 +418,7 @@ def test_a_callback_can_stop_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("optimizer", [AdamW(lr=1e-2), Adafactor(lr=1e-2)], ids=["fused", "plain"])
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path, optimizer: Any) -> None:
-    """In step 4: it stops there, names where the first bad number appeared, and nothing bad was written."""
+    """NaN in step 4: training stops, the error names the first nonfinite address, and no bad checkpoint is written."""
     trainer, log = trainer_of(tmp_path, steps=8, keep=Keep(every=2, last=5), optimizer=optimizer)
     layer = trainer.model.decoder.layers[1].feedforward.op
     inner, calls = layer.forward, []
@@ -446,18 +446,18 @@ def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     assert all(bool(tensor.isfinite().all()) for tensor in trainer.model.state_dict().values())
 
 
-@pytest.mark.parametrize("broken", ["the recording", "the step"])
+@pytest.mark.parametrize("broken", ["the captured pass", "the step"])
 def test_a_recorded_gradient_that_is_not_finite_is_looked_for_without_the_recording(
     tmp_path: Path, broken: str
 ) -> None:
-    """In step 3, the first that is launched from a recording."""
+    """NaN in step 3, the first captured step."""
     trainer, log = trainer_of(tmp_path, steps=8)
 
-    class Launches(Recorder):  # in the place of a recording, the pass itself
+    class Launches(Recorder):  # runs the pass instead of a graph
         def __call__(self, batch: Any, divisors: Any, step: int) -> Any:
             self.used_graph = step >= 2
             terms = self.do(batch, divisors)
-            if self.used_graph and broken == "the recording":
+            if self.used_graph and broken == "the captured pass":
                 self.parameters[-1].grad.fill_(float("nan"))
             return terms
 
@@ -467,14 +467,14 @@ def test_a_recorded_gradient_that_is_not_finite_is_looked_for_without_the_record
         weight.register_hook(lambda gradient: gradient * (float("inf") if trainer.step >= 2 else 1.0))
     with pytest.raises(FloatingPointError, match="step 3: the gradient is not finite; .* backward pass") as error:
         trainer.fit()
-    own = "but only as captured: in an ordinary pass the gradient is finite (try record=false)"
-    assert (own in str(error.value)) == (broken == "the recording")
+    own = "in an ordinary pass the gradient is finite (try record=false)"
+    assert (own in str(error.value)) == (broken == "the captured pass")
     assert ("in an ordinary pass too" in str(error.value)) == (broken == "the step")
     assert len(log.losses) == 2 and all(p.grad is None for p in trainer.module.parameters())
 
 
 def test_a_second_network_is_trained_and_kept(tmp_path: Path) -> None:
-    """An objective that puts a module around the model: all of it is learnt, the model alone is what opens."""
+    """An objective that wraps the model in a module: the whole module is trained; the folder opens as the model."""
     run = run_of(objective=Doubled(), steps=3)
     trainer = Trainer(run, tmp_path, model=af.build(run.model), feed=Feed(objective=run.objective))
     start = trainer.module.extra.detach().clone()  # type: ignore[union-attr, operator]

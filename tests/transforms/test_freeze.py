@@ -67,7 +67,7 @@ def test_a_run_leaves_it_as_it_was(tmp_path: Path) -> None:
     frozen = {name for name, parameter in trainer.model.named_parameters() if not parameter.requires_grad}
     assert frozen and same - {"head.out.weight"} == frozen  # the head is tied to the embedding
     assert {name.partition("/")[0] for name in trainer.optimizers.state()} == learnt(trainer.model)
-    with pytest.raises(ValueError, match="has another run: freeze: "):
+    with pytest.raises(ValueError, match="a different run: freeze: "):
         setup(run.replace(freeze=("embedding",)), tmp_path / "run", resume=True, device="cpu")
 
 

@@ -21,9 +21,9 @@ from anyformer.specs.messages import nearest
 VERBS = {
     "zoo": "List every named description: family, parameters, what it is for",
     "parts": "List every kind of Part: what it is, its fields, where it fits, its other names",
-    "check": "Check the Parts that a Python file defines, as our own suite checks ours",
+    "check": "Check the Parts that a Python file defines, with the checks of our own test suite",
     "count": "Count parameters, FLOPs and memory of a description, by part",
-    "draw": "Draw an architecture, or two and what differs",
+    "draw": "Draw an architecture, or two and their differences",
     "plan": "Plan a training: compute, layouts, time and cost",
     "convert": "Convert a model between the Hugging Face layout and ours",
     "generate": "Continue a prompt and stream the text",
@@ -39,7 +39,7 @@ VERBS = {
     "look": "Look inside a model while it reads: attention, residual stream, patching, as a page",
     "completion": "Print a completion script for bash, zsh or fish",
 }
-LONGEST = 4000  # characters of an error message: a checkpoint may have 100,000 wrong names
+MAX_MESSAGE = 4000  # characters of an error message: a checkpoint may have 100,000 wrong names
 
 
 class Mistake(ValueError):
@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
         return [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        # before argparse, which would report a missing NAME first; an unknown flag is the likelier reason
+        # before argparse, which would report a missing NAME although the unknown flag is the mistake
         for given in arguments[: arguments.index("--") if "--" in arguments else None]:
             flag = given.partition("=")[0]
             if flag.startswith("-") and not flag[1:2].isdecimal() and flag not in (*self._option_string_actions, "-"):
@@ -79,10 +79,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def import_parts(module: str) -> None:
-    """Import the module of --import; no other code of users is ever imported."""
+    """Import the module of --import; no other user code is ever imported."""
     from anyformer.specs.codec import kinds
 
-    kinds()  # register our kinds first: a second kind of the same name is then the one that is reported
+    kinds()  # register our kinds first, so that errors about duplicate names are about the module
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)  # at the end, so that it does not shadow installed packages
@@ -180,6 +180,6 @@ def say(message: str, code: int) -> int:
 
 def tell(message: str) -> None:
     line = "".join(c if c.isprintable() else " " for c in message)
-    if len(line) > LONGEST:
-        line = f"{line[:LONGEST]} ... ({len(line) - LONGEST:,} more characters)"
+    if len(line) > MAX_MESSAGE:
+        line = f"{line[:MAX_MESSAGE]} ... ({len(line) - MAX_MESSAGE:,} more characters)"
     print(f"anyformer: {line}", file=sys.stderr)

@@ -109,13 +109,13 @@ class Chat:
         self.model, self.tokenizer, self.plain, self.options = model, tokenizer, plain, options
         self.messages = messages
         self.commands: dict[str, tuple[Callable[[str], None], str]] = {
-            "help": (self.help, "this list"),
-            "system": (self.system, "TEXT: system message; without TEXT, nothing"),
+            "help": (self.help, "shows this list"),
+            "system": (self.system, "TEXT: sets the system message; without TEXT, removes it"),
             "reset": (self.reset, "forgets the conversation, except the system message"),
-            "undo": (self.undo, "takes back the last message and its answer"),
+            "undo": (self.undo, "removes the last message and its answer"),
             "retry": (self.retry, "answers the last message again"),
             "history": (self.history, "shows the conversation"),
-            "save": (self.save, "FILE: writes the conversation as JSON, which --load takes"),
+            "save": (self.save, "FILE: writes the conversation as JSON, for --load"),
         }
 
     def take(self, line: str) -> bool:
@@ -144,15 +144,15 @@ class Chat:
         tell("/quit     ends; so does the end of input. Ctrl-C stops an answer")
 
     def system(self, text: str) -> None:
-        talk = [message for message in self.messages if message["role"] != "system"]
-        self.messages = [{"role": "system", "content": text}] * bool(text) + talk
+        others = [message for message in self.messages if message["role"] != "system"]
+        self.messages = [{"role": "system", "content": text}] * bool(text) + others
 
     def reset(self, rest: str) -> None:
         self.messages = [message for message in self.messages if message["role"] == "system"]
 
     def undo(self, rest: str) -> None:
-        asked = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
-        self.messages = self.messages[: asked[-1]] if asked else self.messages
+        questions = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
+        self.messages = self.messages[: questions[-1]] if questions else self.messages
 
     def retry(self, rest: str) -> None:
         if self.messages and self.messages[-1]["role"] == "assistant":
@@ -217,5 +217,5 @@ class Chat:
 
 def without_oldest(messages: list[Message]) -> list[Message] | None:
     """Return the messages without the first question and answer; None if only the last question is left."""
-    asked = [i for i, message in enumerate(messages) if message["role"] == "user"]
-    return [*messages[: asked[0]], *messages[asked[1] :]] if len(asked) > 1 else None
+    questions = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    return [*messages[: questions[0]], *messages[questions[1] :]] if len(questions) > 1 else None

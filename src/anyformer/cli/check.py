@@ -1,4 +1,4 @@
-"""Check the Parts that a Python file defines, as our own suite checks ours.
+"""Check the Parts that a Python file defines, with the checks of our own test suite.
 
 Each Part is put into a small text model, in the slot that it fits. The checks: a token sees no more than the Part
 declares, padding changes nothing, packed documents stay separate, cached decoding equals one pass, a batch equals its
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> None:
     from anyformer.cli.terminal import spinner, table
     from anyformer.specs.codec import kinds
 
-    kinds()  # register our kinds first: a second kind of the same name is then the one that is reported
+    kinds()  # register our kinds first, so that errors about duplicate names are about the file
     fields = dict(map(setting, options.set))
     chosen = chosen_kinds(import_file(path), options)
     reports, skipped = [], []
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> None:
     for line in skipped:
         print(line, file=sys.stderr)
     if not reports:
-        raise ValueError(f"{options.file}: no Part in it could be checked")
+        raise ValueError(f"{options.file}: none of its Parts could be checked")
     if not all(each.passed for each in reports):
         raise SystemExit(1)
 
@@ -89,7 +89,7 @@ def import_file(path: Path) -> str:
     if source is None or source.loader is None or not name.isidentifier():
         raise ValueError(f"{path}: not a Python file that can be imported")
     module = importlib.util.module_from_spec(source)
-    sys.path.append(str(path.resolve().parent))  # for imports of its neighbours; last, to shadow nothing
+    sys.path.append(str(path.resolve().parent))  # so that it can import its neighbours; last, to shadow nothing
     sys.modules[name] = module
     try:
         source.loader.exec_module(module)
@@ -117,8 +117,8 @@ def chosen_kinds(module: str, options: argparse.Namespace) -> list[type[Part]]:
     return [kinds[options.part]]
 
 
-def parts_of(chosen: list[type[Part]], fields: dict[str, Any], asked: bool) -> Iterator[tuple[Part | None, str]]:
-    """Yield a Part of each kind, or why it cannot be checked; ValueError in that case if it was chosen by name."""
+def parts_of(chosen: list[type[Part]], fields: dict[str, Any], by_name: bool) -> Iterator[tuple[Part | None, str]]:
+    """Yield a Part of each kind, or why it cannot be checked (ValueError if the kind was given by --part)."""
     from anyformer.evaluate.part_checks import addresses_for
     from anyformer.specs.codec import decode
     from anyformer.specs.messages import nearest
@@ -136,6 +136,6 @@ def parts_of(chosen: list[type[Part]], fields: dict[str, Any], asked: bool) -> I
             line = f"{kind.__name__} is not checked: it fits no slot of a small text model"
         elif missing:
             line = f"{kind.__name__} is not checked: give {', '.join(f'--set {name}=VALUE' for name in missing)}"
-        if line and asked:
+        if line and by_name:
             raise ValueError(line)
         yield None if line else decode({"kind": kind.__name__, **values}), line

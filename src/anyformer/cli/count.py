@@ -1,7 +1,7 @@
 """Count parameters and the memory of the weights from a description, by part. Nothing is allocated.
 
 With --length, also show FLOPs per token and text, training and its memory, the decoding state, and common approximate
-formulas next to the exact figures; image models show all but the formulas without --length. A multiply-add is 2 FLOPs.
+formulas next to the exact figures. Image models need no --length and have no formulas. A multiply-add is 2 FLOPs.
 Both products of attention are counted, over the whole square, or with --causal only under a causal mask. The column
 "the masks need" leaves out every pair of tokens that a mask hides, also outside a sliding window.
 
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> None:
     for name in ("depth", "length", "batch", "source_length"):
         value = getattr(options, name)
         if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} is at least 1, got {value}")
+            raise ValueError(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
     if options.by not in (None, "size"):
         raise ValueError(f"--by {options.by}; {nearest(options.by, ['size'])}")
     if options.picture is not None:
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> None:
     if options.name is None:
         raise ValueError("give a NAME (`anyformer zoo` lists them), a model folder or a spec.json")
     changes = dict(map(setting, options.set))
-    check_there(options.name)
+    check_exists(options.name)
 
     from anyformer.cli.terminal import spinner
 
@@ -181,7 +181,7 @@ def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: arg
     flops, (unit, whole) = used.get("flops_parts", {}), units(spec)
     header, right = ["part", "parameters", "share", dtype], [1, 2, 3]
     if used:
-        header, right = [*header, f"FLOPs a {unit}", "share"], [*right, 4, 5]
+        header, right = [*header, f"FLOPs per {unit}", "share"], [*right, 4, 5]
     rows = []
     for part in dict.fromkeys((*parts, *flops)):
         size = parts.get(part, 0)
@@ -194,7 +194,7 @@ def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: arg
     rows.append([*last, short_number(used["flops"][unit]), ""] if used else last)
     table(header, rows, right=right, total=True)
     if counted.active < total:
-        print(f"{counted.active:,} of them are active per token: the rest are experts that it is not routed to")
+        print(f"{counted.active:,} of them are active per token: the rest are experts that the token is not routed to")
     for name, owner in spec.ties:
         print(f"{name} is {owner}: counted once")
     if counted.fixed:
@@ -217,7 +217,7 @@ def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: arg
         (kind, f"{each['flops']:.4g}", bytes_of(each["bytes"]), f"{each['intensity']:.1f}")
         for kind, each in used["passes"].items()
     ]
-    table(("pass", "FLOPs", "bytes", "FLOPs a byte"), busy, right=(1, 2, 3))
+    table(("pass", "FLOPs", "bytes", "FLOPs per byte"), busy, right=(1, 2, 3))
     if not used["lecture"]:
         return
     print("\napproximate formulas: parameters, then FLOPs per token")
@@ -273,11 +273,11 @@ def by_size(options: argparse.Namespace) -> None:
             check_source(each.spec, source)
             found.append((name, each.parameters, shares(each, length, options.causal, source)))
     read = [amount(each.spec, length, source) for _, each in counts]
-    alike = len({*read}) == 1
+    same_input = len({*read}) == 1
     if options.picture is not None:
         from anyformer.counting.picture import by_size as draw
 
-        draw(Path(options.picture), [(size, flops) for _, size, flops in found], read[0] if alike else "")
+        draw(Path(options.picture), [(size, flops) for _, size, flops in found], read[0] if same_input else "")
     sizes: list[dict[str, Any]] = [
         {
             "name": name,
@@ -299,12 +299,12 @@ def by_size(options: argparse.Namespace) -> None:
             short_number(each["parameters"]),
             *(f"{each['shares'][kind]:.1%}" for kind in kinds),
             f"{each['outside']:.1%}",
-            *([] if alike else [each["reads"]]),
+            *([] if same_input else [each["reads"]]),
         )
         for each in sizes
     ]
-    print(f"FLOPs of {read[0] if alike else 'what each reads'}; the products are q k^T and weights v")
-    header = ("name", "parameters", *kinds, "outside the products", *(() if alike else ("reads",)))
+    print(f"FLOPs of {read[0] if same_input else 'the input of each'}; the products are q k^T and weights v")
+    header = ("name", "parameters", *kinds, "outside the products", *(() if same_input else ("reads",)))
     table(header, rows, right=range(1, len(kinds) + 3))
 
 
@@ -312,14 +312,14 @@ def check_by(options: argparse.Namespace) -> None:
     """Raise ValueError for a flag that does not apply to several descriptions."""
     unused = {"set": bool(options.set), "dtype": options.dtype is not None, "batch": options.batch != 1}
     for name in (name for name, given in unused.items() if given):
-        raise ValueError(f"--{name} is about one description, and --by size about several")
+        raise ValueError(f"--{name} applies to one description, but --by size shows several")
 
 
 def needs_length(options: argparse.Namespace) -> None:
     """Raise ValueError for a flag that has no effect without --length."""
     unused = {"source-length": options.source_length is not None, "causal": options.causal, "batch": options.batch != 1}
     for name in (name for name, given in unused.items() if given):
-        raise ValueError(f"--{name} is about texts: give their --length")
+        raise ValueError(f"--{name} needs --length")
 
 
 def length_of(spec: Any, given: int | None, usual: int | None = None) -> int | None:
@@ -334,7 +334,7 @@ def length_of(spec: Any, given: int | None, usual: int | None = None) -> int | N
     positions = spec.embedding.vectors(1)
     if given is not None:
         sides = " x ".join(map(str, shape))
-        raise ValueError(f"--length: this model reads {name} of {sides}, no others: leave it out")
+        raise ValueError(f"--length: this model reads only {name} of {sides}; leave it out")
     return positions
 
 
@@ -351,7 +351,7 @@ def check_source(spec: Any, source_length: int | None) -> None:
     shapes = [spec.embedding.row(length, spec.width) for length in (source_length, source_length + 1)]
     if spec.pair and shapes[0] == shapes[1]:
         name, shape = next(iter(shapes[0].items()))
-        raise ValueError(f"--source-length: this encoder reads {name} of {' x '.join(map(str, shape))}, no others")
+        raise ValueError(f"--source-length: this encoder reads only {name} of {' x '.join(map(str, shape))}")
 
 
 def check_picture(name: str) -> None:
@@ -363,7 +363,7 @@ def check_picture(name: str) -> None:
         raise ValueError("--picture needs matplotlib: pip install 'anyformer[train]'") from None
 
 
-def check_there(name: str) -> None:
+def check_exists(name: str) -> None:
     """Raise FileNotFoundError if `name` looks like a path but does not exist, before anything is imported."""
     path = Path(name).expanduser()
     if not path.exists() and (path.suffix == ".json" or name.startswith((".", "~")) or "/" in name):

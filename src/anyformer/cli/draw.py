@@ -1,5 +1,5 @@
-"""Draw the architecture of a description, in the style of "Attention is all you need": its parts, their number
-and parameters, and tied weights. Two names are drawn side by side with their differences marked.
+"""Draw the architecture of a description, in the style of "Attention is all you need": its parts, how often
+they repeat, their parameters, and tied weights. Two names are drawn side by side with their differences marked.
 
 Nothing is allocated. A .svg and a .html need nothing else; a .png needs cairosvg (pip install 'anyformer[draw]')."""
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from anyformer.cli.count import check_there, find_model
+from anyformer.cli.count import check_exists, find_model
 from anyformer.cli.settings import default_file, setting
 
 THEMES = ("auto", "light", "dark")
@@ -32,14 +32,14 @@ def run(options: argparse.Namespace) -> None:
     if options.theme not in THEMES:
         raise ValueError(f"no theme {options.theme!r}; {nearest(options.theme, THEMES)}")
     if len(options.names) > 2:
-        raise ValueError(f"one description is drawn, or two side by side, not {len(options.names)}")
+        raise ValueError(f"give one NAME, or two to draw side by side, not {len(options.names)}")
     changes = dict(map(setting, options.set))
     paths = [Path(name).expanduser() for name in options.names]
     titles = [path.resolve().name if path.exists() else str(path) for path in paths]
     out = Path(options.out or default_file(f"{'-'.join(titles)}.svg", MARK)).expanduser()
 
     for name in options.names:
-        check_there(name)
+        check_exists(name)
 
     from anyformer.cli.terminal import spinner
 

@@ -1,9 +1,9 @@
 """Evaluate a model: its loss, and the published metrics of the task (perplexity and bits per byte for language models).
 
-MODEL is a model folder, a run's folder or a hub id; of a run the best checkpoint by validation is used, of RUN@last
-the newest. RECIPE gives the data and the objective: a recipe, a run.json or a run's folder (default: MODEL, if it is
-a run's folder). MODEL may also be a file that --save wrote: its predictions are scored again, for example on a machine
-that has the metric libraries."""
+MODEL is a model folder, a run's folder (its best checkpoint by validation; RUN@last is the newest) or a hub id. RECIPE
+gives the data and the objective: a recipe, a run.json or a run's folder (default: MODEL, if it is a run's folder).
+MODEL may also be a file that --save wrote: its predictions are scored again, for example on a machine that has the
+metric libraries."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> None:
         os.environ["HF_HUB_OFFLINE"] = "1"  # read by huggingface_hub and datasets when they are imported
     home = Path(options.data).expanduser()
     if options.seed is not None and options.seed < 0:
-        raise ValueError(f"--seed is {options.seed}; a seed is 0 or more")
+        raise ValueError(f"--seed is {options.seed}; it must be at least 0")
     if options.recipe is None:
         rows = []
         for name in recipes():
@@ -46,10 +46,10 @@ def run(options: argparse.Namespace) -> None:
         return
     folders, models = folders_of(options.recipe, options.data), models_of(options.recipe, options.data)
     if not folders and not models:
-        print(f"{options.recipe} reads nothing that has to be fetched")
+        print(f"{options.recipe} needs no data from elsewhere")
     for folder in folders:
         if (home / folder).is_dir():
-            kept = "" if options.seed is None or not origin_of(folder).generate else ", with the seed it was made with"
+            kept = "" if options.seed is None or not origin_of(folder).generate else ", generated with its first seed"
             print(f"{home / folder} is there{kept}")
             continue
         with progress(folder) as advance:

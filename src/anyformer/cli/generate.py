@@ -2,7 +2,7 @@
 
 The prompt is PROMPT, --file, or standard input (without the newline at its end).
 
-In Python, af.generate takes more options, by transformers' names: repetition_penalty, no_repeat_ngram_size,
+In Python, af.generate takes more options, with transformers' names: repetition_penalty, no_repeat_ngram_size,
 penalty_alpha (contrastive search), assistant_model (speculative decoding, or assisted generation),
 prompt_lookup_num_tokens (prompt lookup), use_cache (the key-value cache, KV cache). Decoding is greedy without
 --do-sample and --num-beams."""

@@ -2,8 +2,8 @@
 sets are not public. MODEL is a folder or a hub id; --data holds GLUE's folders as published (CoLA/train.tsv, ...).
 
 The settings are those published for BERT: 3 epochs in batches of 32, with warmup over the first tenth. If --lr is
-repeated (such as 5e-5, 4e-5, 3e-5 and 2e-5), the best rate is taken for each task. Each task is a run of its own in
-DIR/TASK; --resume continues those that were stopped."""
+repeated (such as 5e-5, 4e-5, 3e-5 and 2e-5), the best rate is taken for each task. Each task is a separate run in
+DIR/TASK; --resume continues the runs that were stopped."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from anyformer.recipes.glue import TASKS, score
 
-    there, missing = find_tasks(options)
-    described = {name: runs_of(name, options) for name in there}  # report errors in the files first
+    present, missing = find_tasks(options)
+    described = {name: runs_of(name, options) for name in present}  # report errors in the files first
     out = Path(options.out or f"runs/glue-{Path(options.model).expanduser().resolve().name}")
     scores, rates = {}, {}
     for name, runs in described.items():
@@ -80,12 +80,12 @@ def find_tasks(options: argparse.Namespace) -> tuple[list[str], list[str]]:
             raise ValueError(f"no task {name!r}; {nearest(name, TASKS)}")
         if not (Path(options.data) / TASKS[name].folder).is_dir():
             raise ValueError(f"{options.data}: no folder {TASKS[name].folder}")
-    there = [name for name, task in TASKS.items() if (Path(options.data) / task.folder).is_dir()]
-    if not there:
+    present = [name for name, task in TASKS.items() if (Path(options.data) / task.folder).is_dir()]
+    if not present:
         folders = ", ".join(task.folder for task in TASKS.values())
-        raise ValueError(f"{options.data}: none of GLUE's folders ({folders})")
-    there = [name for name in there if name in (options.task or there)]
-    return there, [name for name in TASKS if name not in there]
+        raise ValueError(f"{options.data} has none of GLUE's folders ({folders})")
+    present = [name for name in present if name in (options.task or present)]
+    return present, [name for name in TASKS if name not in present]
 
 
 def runs_of(name: str, options: argparse.Namespace) -> list[Run]:

@@ -51,8 +51,8 @@ def read_kinds() -> list[dict[str, Any]]:
 
 
 def find_kinds(name: str | None) -> tuple[list[dict[str, Any]], bool] | None:
-    """Return the kinds with this name from parts.json and True (show details), or the kinds of an abstract kind of this
-    name and False; without a name, all kinds and False. None if the name is unknown."""
+    """Return kinds from parts.json, and whether to show their details: the kinds with this name and True, or the kinds
+    of an abstract kind of this name and False; without a name, all kinds and False. None if the name is unknown."""
     table = json.loads(PARTS.read_text(encoding="utf-8"))
     if name is None:
         return table["kinds"], False
@@ -62,8 +62,8 @@ def find_kinds(name: str | None) -> tuple[list[dict[str, Any]], bool] | None:
 
     if one := [kind for kind in table["kinds"] if is_called(kind)]:
         return one, True
-    below = next((each["kinds"] for each in table["abstract"] if is_called(each)), None)
-    return None if below is None else ([kind for kind in table["kinds"] if kind["name"] in below], False)
+    names = next((each["kinds"] for each in table["abstract"] if is_called(each)), None)
+    return None if names is None else ([kind for kind in table["kinds"] if kind["name"] in names], False)
 
 
 def read_config_fields() -> dict[str, str]:
@@ -87,7 +87,7 @@ def list_some(names: list[str], most: int = 6) -> str:
     return ", ".join(names[:most]) + more
 
 
-def tell_kinds(kinds: Iterable[type[Part]]) -> list[dict[str, Any]]:
+def describe_kinds(kinds: Iterable[type[Part]]) -> list[dict[str, Any]]:
     """Describe each kind as a dict, sorted by group and name."""
     from anyformer.specs.slots import about
 
@@ -103,9 +103,9 @@ def our_kinds() -> dict[str, type[Part]]:
 
 def stub() -> str:
     """Return the text of parts/__init__.pyi, which imports every kind, including abstract ones."""
-    places = sorted((kind.__module__, name) for name, kind in our_kinds().items())
+    stubs = sorted((kind.__module__, name) for name, kind in our_kinds().items())
     about = "# Written by `python -m anyformer.cli.listing`.\n# ruff: noqa: I001\n\n"
-    return about + "".join(f"from {module} import {name} as {name}\n" for module, name in places)
+    return about + "".join(f"from {module} import {name} as {name}\n" for module, name in stubs)
 
 
 def collect_kinds() -> dict[str, Any]:
@@ -114,7 +114,7 @@ def collect_kinds() -> dict[str, Any]:
 
     ours = our_kinds()
     return {
-        "kinds": tell_kinds(kind for kind in ours.values() if not abstract(kind)),
+        "kinds": describe_kinds(kind for kind in ours.values() if not abstract(kind)),
         "abstract": [
             {"name": name, "called": kind.called, "kinds": sorted(kinds_for(kind).keys() & ours.keys())}
             for name, kind in sorted(ours.items())

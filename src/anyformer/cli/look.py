@@ -88,21 +88,21 @@ def check(options: argparse.Namespace, pictures: Mapping[str, Any]) -> None:
     """Raise errors that can be found before the model is loaded."""
     if options.picture is not None and options.picture not in pictures:
         raise ValueError(f"no picture {options.picture!r}; {nearest(options.picture, pictures)}")
-    alone = options.picture is not None and not pictures[options.picture].needs
-    if alone and options.model is not None:
+    without_model = options.picture is not None and not pictures[options.picture].needs
+    if without_model and options.model is not None:
         raise Mistake(f"--picture {options.picture} needs no model")
     bare = options.picture is not None and pictures[options.picture].bare
-    if not alone and (options.model is None or (options.input is None and not bare)):
+    if not without_model and (options.model is None or (options.input is None and not bare)):
         given = "MODEL, and optionally an image" if bare else "MODEL and INPUT"
         raise Mistake(f"give {given} (see `anyformer look --help`)")
     if options.dtype not in DTYPES:
         raise ValueError(f"no dtype {options.dtype!r}; {nearest(options.dtype, DTYPES)}")
     if options.serve and options.output is not None:
-        raise Mistake("give -o for a file or --serve for a page of this machine, not both")
+        raise Mistake("give -o FILE or --serve, not both")
     if options.port is not None and not options.serve:
-        raise Mistake("--port goes with --serve")
+        raise Mistake("--port needs --serve")
     if options.port is not None and not 0 <= options.port < 2**16:
-        raise ValueError(f"--port is {options.port}; ports go up to 65535")
+        raise ValueError(f"--port is {options.port}; it must be from 0 to 65535")
     if options.output is not None and os.path.isdir(options.output):
         raise ValueError(f"{options.output} is a folder; give the name of a file")
 

@@ -1,8 +1,8 @@
 """List every kind of Part that a description is made of; with NAME, its fields, the slots it fits, its paper.
 
-NAME may be any name that people use: rotary, swiglu, mamba, gqa. If no Part is called NAME, whatever mentions it is
-listed: Parts and fields, options, families, recipes, tasks, experiments. --slot lists the kinds that fit at an address,
-such as decoder.layers.attention.op, or in a field of a kind, such as Attention.position."""
+NAME may be any name that people use: rotary, swiglu, mamba, gqa. If no Part is called NAME, everything that mentions
+it is listed: Parts and fields, options, families, recipes, tasks, experiments. --slot lists the kinds that fit at an
+address, such as decoder.layers.attention.op, or in a field of a kind, such as Attention.position."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from anyformer.cli.search import families_called, mentions
 from anyformer.cli.texts import as_json
 from anyformer.specs.messages import plain
 
-WIDEST = 90  # characters of the one-line description of a kind
-MOST = 12  # mentions of a term to show
-LACKING = {"default": "(needed)"}
+MAX_WIDTH = 90  # characters of the one-line description of a kind
+MAX_MENTIONS = 12  # most mentions of a term to show
+IF_EMPTY = {"default": "(needed)"}
 
 Kind = dict[str, Any]  # a specs.slots.About as a dict
 
@@ -78,7 +78,7 @@ def only_ours() -> bool:
 
 
 def ask_kinds(name: str | None, address: str | None) -> tuple[list[Kind], bool]:
-    """Return the kinds with this name or for this address from their classes, and whether to show their details."""
+    """Return the kinds with this name, or that fit at this address, and whether to show their details."""
     from anyformer.models import Model
     from anyformer.specs.part import Part, abstract, kinds_for, named, slot_types, type_name
     from anyformer.specs.slots import slot_at
@@ -88,20 +88,20 @@ def ask_kinds(name: str | None, address: str | None) -> tuple[list[Kind], bool]:
     kinds = [] if name is None else named(name)
     slot = Part if address is None else slot_at(address, (Model, Run))
     if not slot_types(slot):
-        raise ValueError(f"{address} holds no Part, but {type_name(slot)}")
+        raise ValueError(f"{address} takes no Part, but {type_name(slot)}")
     one = [kind for kind in kinds if not abstract(kind)]
-    return listing.tell_kinds(one or kinds_for(kinds[0] if kinds else slot).values()), bool(one)
+    return listing.describe_kinds(one or kinds_for(kinds[0] if kinds else slot).values()), bool(one)
 
 
 def show_all(infos: list[Kind]) -> None:
     """Print one line per kind, grouped by base class; kinds without one are listed last."""
     from anyformer.cli.terminal import table
 
-    alone = [each for each in infos if each["group"] == each["name"]]
-    names = dict.fromkeys(each["group"] for each in infos if each not in alone)
+    ungrouped = [each for each in infos if each["group"] == each["name"]]
+    names = dict.fromkeys(each["group"] for each in infos if each not in ungrouped)
     groups = {name: [each for each in infos if each["group"] == name] for name in names}
-    if alone:
-        groups["others"] = alone
+    if ungrouped:
+        groups["others"] = ungrouped
     rows = []
     for group, kinds in groups.items():
         rows.append((group, "", ""))
@@ -112,16 +112,16 @@ def show_all(infos: list[Kind]) -> None:
 
 
 def brief(text: str) -> str:
-    return shorten(text, WIDEST, placeholder=" ...")
+    return shorten(text, MAX_WIDTH, placeholder=" ...")
 
 
 def show_mentions(name: str, rows: list[tuple[str, str]]) -> None:
     from anyformer.cli.terminal import table
 
     tell(f"no Part is called {name!r}; it is mentioned here:")
-    table(("where", "what it is"), [(where, brief(about)) for where, about in rows[:MOST]])
-    if len(rows) > MOST:
-        tell(f"and in {len(rows) - MOST} more places")
+    table(("where", "what it is"), [(where, brief(about)) for where, about in rows[:MAX_MENTIONS]])
+    if len(rows) > MAX_MENTIONS:
+        tell(f"and in {len(rows) - MAX_MENTIONS} more places")
 
 
 def show(each: Kind) -> None:
@@ -141,7 +141,7 @@ def show(each: Kind) -> None:
     if each["fields"]:
         print()
         columns = ("name", "default", "about", "type")
-        rows = [[field[name] or LACKING.get(name, "") for name in columns] for field in each["fields"]]
+        rows = [[field[name] or IF_EMPTY.get(name, "") for name in columns] for field in each["fields"]]
         table(("field", "default", "", "type"), rows)
     name = each["name"]
     print(f'\nin JSON: {{"kind": "{name}", ...}}; in Python: af.parts.{name}(...)')

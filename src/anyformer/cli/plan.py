@@ -1,6 +1,6 @@
 """Plan a training before you pay for it. NAME is a description; --tokens or --compute gives the amount of training.
 
-Compare the compute with Chinchilla's and Kaplan's laws, predict the loss of a language model by them, show the memory
+Compare the compute with Chinchilla's and Kaplan's laws, predict the loss of a language model with them, show the memory
 and traffic of each device for several layouts, choose the simplest layout that fits, and give its time and cost. With
 --out, also write the run.json and show the command that starts it. Without NAME, show the best sizes for --compute.
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anyformer.cli import Mistake
-from anyformer.cli.count import check_there, find_model, length_of
+from anyformer.cli.count import check_exists, find_model, length_of
 from anyformer.cli.settings import setting
 from anyformer.cli.texts import as_json
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from anyformer.planning.layout import DeviceLayout, Need, TrainingJob
     from anyformer.train.device_specs import Accelerator
 
-ONLY_A_MODEL = ("set", "tokens", "corpus", "length", "batch", "price", "layout", "recipe", "out")
+NEED_NAME = ("set", "tokens", "corpus", "length", "batch", "price", "layout", "recipe", "out")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> None:
         show_budget(options)
         return
     device = device_of(options)
-    check_there(options.name)
+    check_exists(options.name)
 
     from anyformer.cli.terminal import spinner
 
@@ -92,11 +92,11 @@ def run(options: argparse.Namespace) -> None:
         token = counted.training_flops(length, causal=True) / length
         tokens = options.tokens or (options.compute / token if options.compute else 20.0 * counted.parameters)
         steps = max(round(tokens / (job.batch * length)), 1)
-        asked = parse_layout(options.layout, options.devices) if options.layout is not None else None
-        if asked is not None:
-            job.check(asked)
-        needs, refused = layouts(job, options.devices, asked)
-        chosen = job.need(asked) if asked is not None else job.smallest(options.devices, device)
+        requested = parse_layout(options.layout, options.devices) if options.layout is not None else None
+        if requested is not None:
+            job.check(requested)
+        needs, refused = layouts(job, options.devices, requested)
+        chosen = job.need(requested) if requested is not None else job.smallest(options.devices, device)
         if chosen is None and not needs:
             raise ValueError(f"no layout of {options.devices} devices divides this: {next(iter(refused.values()))}")
     result = {
@@ -145,13 +145,13 @@ def check(options: argparse.Namespace) -> None:
         if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"--{name} is {value:g}; it must be above 0")
     if options.name is None:
-        given = [f"--{name}" for name, value in vars(options).items() if name in ONLY_A_MODEL and value]
+        given = [f"--{name}" for name, value in vars(options).items() if name in NEED_NAME and value]
         if options.compute is None or given:
             raise Mistake(f"give NAME{f' for {given[0]}' if given else ', or --compute to see the best sizes for it'}")
     if options.tokens is not None and options.compute is not None:
         raise ValueError("give --tokens or --compute, not both")
     if not 0 < options.utilisation <= 1:
-        raise ValueError(f"--utilisation is {options.utilisation:g}; it is above 0 and at most 1")
+        raise ValueError(f"--utilisation is {options.utilisation:g}; it must be above 0 and at most 1")
     if options.recipe is not None and options.out is None:
         raise ValueError("--recipe is for the run.json that --out FILE writes")
 
@@ -218,10 +218,10 @@ def show_laws(rows: list[dict[str, Any]]) -> None:
     )
 
 
-def layouts(job: TrainingJob, devices: int, asked: DeviceLayout | None) -> tuple[list[Need], dict[str, str]]:
+def layouts(job: TrainingJob, devices: int, requested: DeviceLayout | None) -> tuple[list[Need], dict[str, str]]:
     """Return the needs of the usual layouts and of the requested one; and why other layouts are impossible."""
     fitting, refused = {}, {}
-    for way in (*job.usual(devices), *([] if asked is None else [asked])):
+    for way in (*job.usual(devices), *([] if requested is None else [requested])):
         try:
             for each in (way, dataclasses.replace(way, recompute=True)):
                 fitting[each] = job.need(each)
@@ -247,9 +247,9 @@ def cost_of(
 ) -> dict[str, Any]:
     costs = row(job, need, device, options.utilisation)
     hours = costs["seconds"] * steps / 3600
-    paid = hours * need.way.devices
-    cost = None if options.price is None else paid * options.price
-    return {**costs, "devices": need.way.devices, "hours": hours, "device_hours": paid, "cost": cost}
+    device_hours = hours * need.way.devices
+    cost = None if options.price is None else device_hours * options.price
+    return {**costs, "devices": need.way.devices, "hours": hours, "device_hours": device_hours, "cost": cost}
 
 
 def write(options: argparse.Namespace, job: TrainingJob, way: DeviceLayout, steps: int, result: dict[str, Any]) -> None:
@@ -273,12 +273,12 @@ def show(result: dict[str, Any], options: argparse.Namespace, kind: str) -> None
 
     size, tokens, spent = result["parameters"], result["tokens"], result["compute"]
     print(
-        f"{options.name}: {size:,} parameters, {tokens:.3g} tokens ({tokens / size:.3g} a parameter),"
+        f"{options.name}: {size:,} parameters, {tokens:.3g} tokens ({tokens / size:.3g} per parameter),"
         f" {result['steps']:,} steps of {result['batch']:,} {kind} of {result['length']:,} tokens"
     )
     if "epochs" in result:
         print(f"each of {options.corpus:.3g} tokens is seen {result['epochs']:.3g} times")
-    print(f"{spent:.3g} FLOPs, attention counted (6 N D: {result['estimate']:.3g}); they would also train")
+    print(f"{spent:.3g} FLOPs, including attention (6 N D: {result['estimate']:.3g}); they would also train")
     laws = result["optimal"]
     if "loss" in result:
         this = {"law": "this plan", "parameters": result["active"], "tokens": tokens, "loss": result["loss"]}
@@ -288,8 +288,8 @@ def show(result: dict[str, Any], options: argparse.Namespace, kind: str) -> None
     show_laws(laws)
     device = result["device"]
     print(
-        f"\n{result['devices']:,} x {device['name']}: {device['flops'] / 1e12:,.0f} TFLOP/s of which"
-        f" {options.utilisation:.0%} are used, {bytes_of(device['memory'])} of which 90% are"
+        f"\n{result['devices']:,} x {device['name']}: {device['flops'] / 1e12:,.0f} TFLOP/s"
+        f" ({options.utilisation:.0%} used), {bytes_of(device['memory'])} (90% used)"
     )
     names = ("weights", "gradients", "optimizer", "activations", "buffers", "total", "sent")
     rows = [
@@ -302,20 +302,20 @@ def show(result: dict[str, Any], options: argparse.Namespace, kind: str) -> None
         )
         for each in result["layouts"]
     ]
-    table(("layout, a device", *names, "a step", "sending", "fits"), rows, right=range(1, 10))
+    table(("layout, per device", *names, "step", "sending", "fits"), rows, right=range(1, 10))
     for way, why in result["refused"].items():
         print(f"{way}: {why}")
     chosen = result["chosen"]
     if chosen is None:
         print("\nit fits no layout of up to 65,536 devices: try --micro 1, a shorter --length or a larger --batch")
         return
-    what = "asked for" if options.layout else "the simplest that fits"
+    what = "as requested" if options.layout else "the simplest that fits"
     if chosen["devices"] > result["devices"]:
-        what = f"{result['devices']} do not hold it; the smallest that does"
+        what = f"it does not fit {result['devices']} devices; the smallest layout that fits"
     print(f"\n{what}: {chosen['devices']:,} devices, {chosen['layout']}, {bytes_of(round(chosen['total']))} each")
     if not chosen["fits"]:
         print("it does not fit")
-    cost = "" if chosen["cost"] is None else f", {chosen['cost']:,.0f} at {options.price:g} an hour"
+    cost = "" if chosen["cost"] is None else f", {chosen['cost']:,.0f} at {options.price:g} per hour"
     print(f"{duration(chosen['hours'])}, {chosen['device_hours']:,.0f} device hours{cost}")
     if "command" in result:
         print(f"written: {options.out}\n{result['command']}")

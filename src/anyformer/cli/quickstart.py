@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 GATED = {"decoder.layers.feedforward.op": {"kind": "GatedMLP", "width": 512, "activation": "silu"}}  # [Shazeer 2020]
 PROMPT = "The following functions"
-TRIED = 3  # steps to time a size; the first step is slow and not counted
+TRIAL_STEPS = 3  # steps to time a size; the first step is slow and not counted
 
 
 def main(arguments: Sequence[str] = ()) -> None:
@@ -51,14 +51,14 @@ def main(arguments: Sequence[str] = ()) -> None:
     print(f"\n$ anyformer generate {folder} '{PROMPT}' --do-sample --top-k 50 --seed 1", flush=True)
     cli.dispatch(["generate", str(folder), PROMPT, "--do-sample", "--top-k", "50", "--seed", "1"])
     swapped = af.count(af.override(trainer.model.spec, GATED)).parameters
-    print(f"\na part swapped: with a gated feed-forward it has {swapped:,} parameters and trains as it is, by")
+    print(f"\nswap a part: with a gated feed-forward the model has {swapped:,} parameters; train it with")
     print("  anyformer train quickstart --out runs/gated \\")
     print('    --set \'model.decoder.layers.feedforward.op={"kind": "GatedMLP", "width": 512}\'')
-    print(f"\n{time.monotonic() - start:.0f} s in all; next: `anyformer train --list`, `anyformer zoo`, README.md")
+    print(f"\n{time.monotonic() - start:.0f} s in total; next: `anyformer train --list`, `anyformer zoo`, README.md")
 
 
 def size_and_deadline(device: str, start: float, seconds: float) -> tuple[Any, Deadline]:
-    """Return the largest size of the recipe that learns enough in the time, and the callback that ends it in time."""
+    """Return the largest size that learns enough in the time, and a callback that ends the training in time."""
     from anyformer.recipes.quickstart import sizes
     from anyformer.train.deadline import Deadline
 
@@ -66,16 +66,16 @@ def size_and_deadline(device: str, start: float, seconds: float) -> tuple[Any, D
     end = start + seconds
     chosen, pace = sizes()[0], 0.0
     for size in sizes():
-        tried = step_seconds(size.run, device)
-        if pace and (end - tail - time.monotonic()) / tried < size.enough:
+        trial_pace = step_seconds(size.run, device)
+        if pace and (end - tail - time.monotonic()) / trial_pace < size.enough:
             break
-        chosen, pace = size, tried
+        chosen, pace = size, trial_pace
     steps = max(int((end - tail - time.monotonic()) / pace), 1)
     batch: Any = chosen.run.batch
     tokens = batch.examples * batch.length / pace
     print(
-        f"this machine learns from {tokens:,.0f} tokens/s in the {chosen.name} size: about {steps:,} steps until "
-        f"{seconds / 60:g} minutes are over\n",
+        f"this machine trains the {chosen.name} size at {tokens:,.0f} tokens/s: about {steps:,} steps in "
+        f"{seconds / 60:g} minutes\n",
         flush=True,
     )
     every = max(steps // 3, 1)
@@ -94,7 +94,7 @@ def step_seconds(run: Any, device: str) -> float:
     ids = torch.arange(run.batch.examples * run.batch.length, device=model.device) % run.model.head.vocab_size
     ids = ids.view(run.batch.examples, -1)
     best = float("inf")
-    for step in range(TRIED):
+    for step in range(TRIAL_STEPS):
         begun = time.monotonic()
         model(input_ids=ids, labels=ids).loss.backward()
         for optimizer in optimizers:

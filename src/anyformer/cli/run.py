@@ -56,8 +56,8 @@ def parser_of(task: str) -> Parser:
     parser = Parser(
         prog=f"anyformer run {task}",
         usage=f"anyformer run {task} MODEL [{fields}] [flags]",
-        description=f"{about.line}\n\nWithout {fields}: --file or a pipe, of lines or of JSON objects with"
-        f" {', '.join(about.all_fields)}; or a table.",
+        description=f"{about.line}\n\nWithout {fields}, read lines or JSON objects with"
+        f" {', '.join(about.all_fields)} from --file or a pipe, or read a table.",
     )
     parser.add_argument("model", metavar="MODEL", help=MODEL)
     parser.add_argument("input", metavar="INPUT", nargs="*", default=[], help=fields)
@@ -65,7 +65,7 @@ def parser_of(task: str) -> Parser:
     parser.add_argument("--whole", action="store_true", help="read the file, or the pipe, as one text")
     parser.add_argument("--csv", metavar="FILE", help="read inputs from a column of this table, CSV or TSV")
     parser.add_argument("--jsonl", metavar="FILE", help="read inputs from a field of these JSON lines")
-    columns = f"of --csv and --jsonl: the column of {fields.lower().removesuffix(' ...')} (default: of that name)"
+    columns = f"column of {fields.lower().removesuffix(' ...')} in --csv or --jsonl (default: the same name)"
     if len(about.all_fields) > 1:
         columns += f"; can be repeated, in the order {', '.join(about.all_fields)}"
     parser.add_argument("--column", metavar="NAME", action="append", default=[], help=columns)
@@ -148,9 +148,9 @@ def read_inputs(task: str, options: argparse.Namespace) -> InputTable:
         raise Mistake(f"give {' or '.join(given)}, not both")
     tabled = options.csv is not None or options.jsonl is not None
     if options.column and not tabled:
-        raise Mistake("--column goes with --csv and --jsonl")
+        raise Mistake("--column needs --csv or --jsonl")
     if "out" not in about.flags and options.overwrite and options.out is None:
-        raise Mistake("--overwrite goes with --out")
+        raise Mistake("--overwrite needs --out")
     if "out" not in about.flags and options.out is not None:
         if options.json:
             raise Mistake("give --json, which prints the results, or --out, not both")

@@ -4,7 +4,7 @@ tokens) is left out of the fits and predicted.
 
 The plan and the expected time are shown first. The trainings start if you confirm on a terminal, or with --run.
 
-N counts parameters without tables and head, C is FLOPs by count. The same command continues where it was stopped."""
+N: parameters without embedding tables and head; C: FLOPs. The same command continues where it was stopped."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def numbers(flag: str, text: str) -> list[int]:
     try:
         values = [int(float(value)) for value in text.split(",")]
     except (ValueError, OverflowError):
-        raise ValueError(f"--{flag} takes whole numbers with commas between, got {text!r}") from None
+        raise ValueError(f"--{flag} takes whole numbers separated by commas, got {text!r}") from None
     if min(values) < 1:
         raise ValueError(f"--{flag}: values must be positive, got {min(values)}")
     return values
@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> None:
     until = float("inf") if options.budget is None else time.monotonic() + 60 * options.budget
     rows = trials.perform(jobs, options.on, until, tell)
     if trials.remaining:
-        print(f"the time is over with {len(trials.remaining)} trainings left: the same command continues with them")
+        print(f"time limit reached with {len(trials.remaining)} trainings to do: the same command continues")
         return
     found = scale.fit_results(rows)
     lines = []

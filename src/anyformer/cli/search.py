@@ -1,5 +1,5 @@
-"""What mentions a term: Parts, their fields, options of commands and of `af.generate`, families, fields of published
-configs, recipes, tasks, experiments, and the files of the package.
+"""Find what mentions a term: Parts, their fields, options of commands and of `af.generate`, families, published config
+fields, recipes, tasks, experiments, and the files of the package.
 
 Nothing here imports torch."""
 
@@ -15,7 +15,7 @@ from typing import Any
 from anyformer.cli import VERBS, Parser, listing
 from anyformer.specs.messages import plain
 
-SMALL = {"a", "an", "and", "by", "for", "in", "of", "on", "or", "the", "to", "with"}
+STOP_WORDS = {"a", "an", "and", "by", "for", "in", "of", "on", "or", "the", "to", "with"}
 
 PACKAGE = Path(__file__).parent.parent
 LISTED = ("cli", "families", "lab/experiments", "recipes", "tasks/each")  # folders whose files have other rows
@@ -38,7 +38,7 @@ def mentions(term: str, kinds: Iterable[dict[str, Any]]) -> list[tuple[str, str]
 
 
 def families_called(name: str) -> dict[str, str]:
-    """family -> what it is for, of the families of this name, in all its versions: deepseek, Qwen, BigBird"""
+    """Return {family: what it is for} of all families whose names begin with `name`: deepseek, Qwen, BigBird."""
     wanted = plain(name)
     rows = listing.read_rows() if len(wanted) > 1 else []
     found = {row["family"]: row["about"] for row in rows if plain(row["family"]).startswith(wanted)}
@@ -46,12 +46,12 @@ def families_called(name: str) -> dict[str, str]:
 
 
 def is_in(term: str, text: str) -> bool:
-    """Whether a text has the words of a term, whatever their endings: masking is in "masked" and "warm-up" in "warmup".
+    """Return whether a text has the words of a term, ignoring endings: masking is in "masked", "warm-up" in "warmup".
 
     >>> is_in("warm-up steps", "WarmupSteps"), is_in("act", "character")
     (True, False)
     """
-    words = [word for word in _words(term) if word not in SMALL]
+    words = [word for word in _words(term) if word not in STOP_WORDS]
     there = _words(text)
     pairs = {first + second for first, second in pairwise(there)}
     stems = [word[: max(5, len(word) // 2 + 1)] for word in words]
@@ -61,7 +61,7 @@ def is_in(term: str, text: str) -> bool:
 
 
 def _begins(stem: str, words: list[str]) -> bool:
-    """Short words match only whole words or their plural."""
+    """Return whether a word begins with `stem`; a short stem matches only a whole word or its plural."""
     if len(stem) > 4:
         return any(word.startswith(stem) for word in words)
     return stem.removesuffix("s") in (word.removesuffix("s") for word in words)

@@ -24,7 +24,7 @@ def setting(text: str) -> tuple[str, Any]:
 
 
 def default_file(name: str, mark: bytes) -> str:
-    """The default name of an output file. ValueError if the file exists without our mark in its first 2,000 bytes."""
+    """Return `name`, a default output file; ValueError if it exists without our mark in its first 2,000 bytes."""
     path = Path(name)
     if path.is_file():
         with path.open("rb") as file:

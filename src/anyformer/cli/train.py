@@ -2,8 +2,8 @@
 trains a language model, --csv FILE --label COLUMN a text classifier, --csv FILE --target COLUMN a model that translates
 or summarizes, --images FOLDER an image classifier, --tags FILE a tagger of words; --model starts from another model.
 
-Every field of the description can be set: --set steps=2000 --set optimizer.lr=1e-3; --freeze embedding does not train a
-part of the model. The folder keeps the description, the environment, metrics.jsonl and checkpoints; a run that was
+Every field of the description can be set: --set steps=2000 --set optimizer.lr=1e-3; --freeze embedding keeps a part
+of the model fixed. The folder keeps the description, the environment, metrics.jsonl and checkpoints; a run that was
 stopped or killed continues with --resume. The folder opens as the best model by validation, DIR@last as the newest.
 
 On several devices: torchrun --nproc-per-node 8 -m anyformer train RECIPE. Each device has a copy of the model and its
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from anyformer.train.trainer import Trainer
 
 LOGS = ("tensorboard", "wandb")
-OWN = ("text", "csv", "jsonl", "images", "tags")  # data of your own
-GO_WITH = {  # a flag -> the kinds of data that it applies to
+OWN = ("text", "csv", "jsonl", "images", "tags")  # flags for the user's own data
+APPLIES_TO = {  # a flag -> the data flags that it applies to
     "label": ("csv", "jsonl", "tags"),
     "target": ("csv", "jsonl"),
     "column": ("csv", "jsonl", "tags"),
@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"give a recipe (--list shows them), a run.json, a run's folder, or one of {own}")
     if len(given) > 1:
         raise ValueError(f"give one of {', '.join('RECIPE' if n == 'recipe' else f'--{n}' for n in given)}")
-    for name, kinds in GO_WITH.items():
+    for name, kinds in APPLIES_TO.items():
         if getattr(options, name) and given[0] not in kinds:
             raise ValueError(f"--{name} goes with {', '.join(f'--{kind}' for kind in kinds)}")
     if options.csv and not options.label and not options.target:
@@ -204,7 +204,7 @@ def check_data(name: str, data: str) -> None:
     for folder in folders_of(name, data) if name in recipes() else ():
         if not (Path(data) / folder).exists():
             how = f"`anyformer fetch {name}` gets it"
-            raise FileNotFoundError(f"{data}/{folder} is not there: {how} (--data DIR if it is elsewhere)")
+            raise FileNotFoundError(f"{data}/{folder} is missing: {how} (--data DIR if it is elsewhere)")
 
 
 def train(
@@ -244,7 +244,7 @@ def train(
 
 
 def usage(objective: Objective, folder: Path) -> str:
-    """The command that uses a model trained with this objective, or with the one inside it; "" if there is none."""
+    """Return the command that uses a model trained with this objective (or the one inside it); "" if there is none."""
     from anyformer.objectives.objective import Objective
     from anyformer.specs.part import walk
 

@@ -104,7 +104,7 @@ class Evaluation:
                 break
         if not examples:
             first = f"; the first: {self.left_out[0]}" if self.left_out else ""
-            raise ValueError(f"the data has no example: {len(self.left_out):,} rows that cannot be used{first}")
+            raise ValueError(f"the data has no example: {len(self.left_out):,} rows cannot be used{first}")
         return examples, records
 
     @functools.cached_property
@@ -145,7 +145,7 @@ class Evaluation:
 
 
 def loss_metrics(task: Objective) -> tuple[str, ...]:
-    """Return the metrics that follow from the mean loss per token; bits per byte only if texts are predicted whole."""
+    """Return the metrics that follow from the mean loss per token; bits per byte only if every token is predicted."""
     if isinstance(task, NextToken | Translate):
         return metrics.LOSSES
     return metrics.LOSSES[:1] if type(task) is Masked or isinstance(task, Rewrite | Dialogue | Permuted) else ()

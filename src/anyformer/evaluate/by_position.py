@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from anyformer.evaluate.likelihood import SCORES, last_hidden_states, of_tokens
+from anyformer.evaluate.likelihood import MAX_LOGITS, last_hidden_states, token_log_probs
 from anyformer.models import TransformerModule
 from anyformer.objectives.objective import Batch, language_head
 from anyformer.runtime.mask import text_positions
@@ -43,12 +43,12 @@ def group_losses(sums: Sequence[float], counts: Sequence[int]) -> list[PositionL
         if tokens:
             groups.append(PositionLoss(first, last, tokens, total / tokens))
         first = last + 1
-    found = []
+    with_slopes = []
     for i, group in enumerate(groups):
         before, after = groups[max(i - 1, 0)], groups[min(i + 1, len(groups) - 1)]
         slope = (after.loss - before.loss) / (after.middle - before.middle) if len(groups) > 1 else None
-        found.append(dataclasses.replace(group, slope=slope))
-    return found
+        with_slopes.append(dataclasses.replace(group, slope=slope))
+    return with_slopes
 
 
 def losses_by_position(model: TransformerModule, batches: Iterable[Batch]) -> list[PositionLoss]:
@@ -61,7 +61,7 @@ def losses_by_position(model: TransformerModule, batches: Iterable[Batch]) -> li
         sums = sums.new_zeros(size).index_add(0, index, losses.double()) + pad_end(sums, size)
         counts = index.bincount(minlength=size) + pad_end(counts, size)
     if not len(sums):
-        raise ValueError("no token follows another: there is no loss by position")
+        raise ValueError("no text has two tokens: there is no loss by position")
     return group_losses(sums[1:].tolist(), counts[1:].tolist())
 
 
@@ -74,14 +74,14 @@ def token_losses(model: TransformerModule, batch: Batch) -> tuple[Tensor, Tensor
     """Return the index (N,) and loss (N,) of every token except the first of each text."""
     ids, real = batch["input_ids"], batch.get("attention_mask")
     x = last_hidden_states(model, batch)  # (B, T, D)
-    places = text_positions(real, batch.get("document_ids"))
-    places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids) if places is None else places
-    asked = places[:, 1:] > 0  # (B, T - 1)
+    positions = text_positions(real, batch.get("document_ids"))
+    positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids) if positions is None else positions
+    is_scored = positions[:, 1:] > 0  # (B, T - 1)
     if real is not None:
-        asked = asked & real[:, 1:].bool()
-    states, wanted = x[:, :-1][asked], ids[:, 1:][asked]
+        is_scored = is_scored & real[:, 1:].bool()
+    states, wanted = x[:, :-1][is_scored], ids[:, 1:][is_scored]
     head = language_head(model)
-    step = max(1, SCORES // head.part.vocab_size)
-    losses = [-of_tokens(head.scores(states[at : at + step]), wanted[at : at + step])[0]
+    step = max(1, MAX_LOGITS // head.part.vocab_size)
+    losses = [-token_log_probs(head.scores(states[at : at + step]), wanted[at : at + step])[0]
               for at in range(0, len(states), step)]  # fmt: skip
-    return places[:, 1:][asked], torch.cat(losses) if losses else states.new_zeros(0)
+    return positions[:, 1:][is_scored], torch.cat(losses) if losses else states.new_zeros(0)

@@ -186,27 +186,27 @@ class AnyformerLM(TemplateLM):
         written: list[str] = []
         with tqdm(total=len(requests), disable=disable_tqdm or None, desc="generate_until") as bar:
             for chunk in order.get_batched(n=self.batch_size):
-                asked = chunk[0][1]  # the same for the whole chunk
-                texts = self.write([context for context, _ in chunk], asked)
+                gen_kwargs = chunk[0][1]  # the same for the whole chunk
+                texts = self.write([context for context, _ in chunk], gen_kwargs)
                 for (context, _), text in zip(chunk, texts, strict=True):
-                    self.cache_hook.add_partial("generate_until", (context, asked), text)
+                    self.cache_hook.add_partial("generate_until", (context, gen_kwargs), text)
                 written += texts
                 bar.update(len(chunk))
         return order.get_original(written)
 
-    def write(self, contexts: list[str], asked: dict[str, Any]) -> list[str]:
-        options: dict[str, Any] = dict(normalize_gen_kwargs(asked, self.max_gen_toks))
+    def write(self, contexts: list[str], gen_kwargs: dict[str, Any]) -> list[str]:
+        options: dict[str, Any] = dict(normalize_gen_kwargs(gen_kwargs, self.max_gen_toks))
         stop = [text for text in options.pop("until") if text]
         num_new = options.pop("max_gen_toks")
         if not options.get("do_sample"):
             options.pop("temperature", None)
         room = self.max_length - (num_new if self.backend == "causal" else 0)
         if room < 1:
-            raise ValueError(f"max_gen_toks is {num_new}, and the model takes {self.max_length:,} tokens in all")
+            raise ValueError(f"max_gen_toks is {num_new}, and the model takes {self.max_length:,} tokens in total")
         empty = [] if self.prefix_token_id is None else [self.prefix_token_id]
         rows = [self.tok_encode(context) or empty for context in contexts]
         if any(len(row) > room for row in rows):
-            log.warning("a prompt loses its beginning: %d tokens have room", room)
+            log.warning("a prompt loses its beginning: there is room for %d tokens", room)
         batch = pad_left([row[-room:] for row in rows], self._device)
         ids = generate(
             self.model, **batch, max_new_tokens=num_new, stop_strings=stop or None, tokenizer=self.tokenizer, **options
@@ -218,7 +218,7 @@ class AnyformerLM(TemplateLM):
 
 
 def longest(spec: Model) -> int | None:
-    """Return the longest text that a model takes, otherwise the length in its config (T5: of its training texts)."""
+    """Return the length limit of a model; if it has none, the length in its config (T5: of its training texts)."""
     limit = position_limit(spec)
     fields = families.find(spec.family).all_fields if limit is None and spec.family else {}
     named = ("n_positions", "max_position_embeddings", "n_ctx")

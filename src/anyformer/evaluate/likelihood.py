@@ -15,7 +15,7 @@ from anyformer.models import Call, TransformerModule
 from anyformer.objectives.examples import array
 from anyformer.objectives.objective import Batch, language_head, model_inputs, pad_rows, pad_texts
 
-SCORES = 2**27  # logits to hold at once (tokens x vocabulary)
+MAX_LOGITS = 2**27  # most logits to compute at once (tokens x vocabulary)
 
 Pair = tuple[Sequence[int], Sequence[int]]  # token ids of the context and of the continuation to score
 
@@ -42,44 +42,44 @@ def likelihoods(
     for context, rest in pairs:
         if not len(context) or not len(rest):
             raise ValueError(f"a {'context' if len(rest) else 'continuation'} has no tokens")
-    two = model.spec.pair
+    seq2seq = model.spec.pair
     reads: dict[tuple[Any, ...], list[int]] = {}  # tokens to read -> indices of pairs
     for i, (context, rest) in enumerate(pairs):
-        reads.setdefault((tuple(context), tuple(rest)) if two else (*context, *rest[:-1]), []).append(i)
-    order = sorted(reads.values(), key=lambda own: -sum(map(len, pairs[own[0]])))
+        reads.setdefault((tuple(context), tuple(rest)) if seq2seq else (*context, *rest[:-1]), []).append(i)
+    order = sorted(reads.values(), key=lambda group: -sum(map(len, pairs[group[0]])))
     results: list[Any] = [None] * len(pairs)
     done = 0
     for start in range(0, len(order), size):
-        some = order[start : start + size]
-        x = last_hidden_states(model, pair_batch(model, [pairs[own[0]] for own in some], two))  # (B, T, D)
-        states, places = [], []
-        for row, own in zip(x, some):
-            context, rest = pairs[own[0]]
-            end = len(rest) if two else len(context) + len(rest) - 1
-            places += own
-            states += [row[end - len(pairs[i][1]) : end] for i in own]
-        for i, one in zip(places, score_tokens(model, states, [pairs[i][1] for i in places]), strict=True):
+        chunk = order[start : start + size]
+        x = last_hidden_states(model, pair_batch(model, [pairs[group[0]] for group in chunk], seq2seq))  # (B, T, D)
+        states, indices_read = [], []
+        for row, group in zip(x, chunk):
+            context, rest = pairs[group[0]]
+            end = len(rest) if seq2seq else len(context) + len(rest) - 1
+            indices_read += group
+            states += [row[end - len(pairs[i][1]) : end] for i in group]
+        for i, one in zip(indices_read, score_tokens(model, states, [pairs[i][1] for i in indices_read]), strict=True):
             results[i] = one
-        done += len(places)
+        done += len(indices_read)
         progress(done, len(pairs))
     return results
 
 
-def encode_pair(tokenizer: Tokenizer, context: str, rest: str, two: bool) -> tuple[list[int], list[int]]:
-    """Encode two texts as a pair of token ids. Spaces between them belong to the second text. For a decoder (not `two`)
-    both are encoded as one text, which is split after the number of tokens of the first."""
+def encode_pair(tokenizer: Tokenizer, context: str, rest: str, seq2seq: bool) -> tuple[list[int], list[int]]:
+    """Encode two texts as a pair of token ids. Spaces between them belong to the second text. For a decoder (not
+    `seq2seq`) both are encoded as one text, which is split after as many tokens as the first text has."""
     shorter = context.rstrip()
     if shorter:
         context, rest = shorter, context[len(shorter) :] + rest
     first = tokenizer.encode(context)
-    if two:
+    if seq2seq:
         return first, tokenizer.encode(rest, add_special_tokens=False)
     return first, tokenizer.encode(context + rest)[len(first) :]
 
 
-def pair_batch(model: TransformerModule, pairs: Sequence[Pair], two: bool) -> Batch:
-    """Return the model's inputs, padded on the right, where no scored token attends to the padding."""
-    if not two:
+def pair_batch(model: TransformerModule, pairs: Sequence[Pair], seq2seq: bool) -> Batch:
+    """Return the model's inputs, padded on the right, so that no scored token attends to padding."""
+    if not seq2seq:
         batch = pad_texts([{"input_ids": array([*context, *rest[:-1]])} for context, rest in pairs], 0)
     else:
         pad = model.spec.padding_token or 0
@@ -105,14 +105,14 @@ def score_tokens(
     x = torch.cat(list(states))  # (N, D)
     tokens = torch.tensor([token for own in wanted for token in own], device=x.device)  # (N,)
     head = language_head(model)
-    step = max(1, SCORES // head.part.vocab_size)
-    scores = [of_tokens(head.scores(x[at : at + step]), tokens[at : at + step]) for at in range(0, len(x), step)]
+    step = max(1, MAX_LOGITS // head.part.vocab_size)
+    scores = [token_log_probs(head.scores(x[at : at + step]), tokens[at : at + step]) for at in range(0, len(x), step)]
     lengths = list(map(len, wanted))
     each, likeliest = (torch.cat(parts).cpu().split(lengths) for parts in zip(*scores, strict=True))
     return [Likelihood(float(one.sum()), bool(best.all())) for one, best in zip(each, likeliest, strict=True)]
 
 
-def of_tokens(scores: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities (N,) of tokens by logits (N, V), and whether each is the most likely token."""
+def token_log_probs(scores: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities (N,) of tokens under logits (N, V), and whether each is the most likely token."""
     scores = scores.float()
     return scores.log_softmax(-1).gather(-1, tokens[:, None])[:, 0], scores.argmax(-1) == tokens

@@ -3,7 +3,7 @@ a short script.
 
 The meaning of a name depends on the kind of prediction: `f1` is the F1 of the second label (GLUE) for labels, of whole
 entities for tags (CoNLL), and of words for answers (SQuAD). Shares are 0 to 1, but metrics that are published as 0 to
-100 (SQuAD, BLEU, chrF, ROUGE) are 0 to 100 here. A text may have several right references. Lower is better for
+100 (SQuAD, BLEU, chrF, ROUGE) are 0 to 100 here. A text may have several references. Lower is better for
 transcripts (`wer`, `cer`).
 """
 
@@ -69,7 +69,7 @@ def _entities(name: str) -> Metric:
     return score
 
 
-def _words(predicted: Values, wanted: Values) -> float:
+def _word_accuracy(predicted: Values, wanted: Values) -> float:
     flat = [[tag for row in rows for tag in row] for rows in (predicted, wanted)]
     return _sklearn("accuracy_score")(*flat)
 
@@ -77,12 +77,12 @@ def _words(predicted: Values, wanted: Values) -> float:
 # -- answers: SQuAD's script [Rajpurkar et al. 2016] -------------------------------------------------------------------
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_MARKS = str.maketrans("", "", string.punctuation)
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalize_answer(answer: str) -> str:
     """Convert to lower case, then remove punctuation, articles and repeated spaces, in this order."""
-    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_MARKS)).split())
+    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
 
 
 def same_answer(predicted: str, wanted: str) -> float:
@@ -110,7 +110,7 @@ def _answers(score: Callable[[str, str], float]) -> Metric:
 # -- texts ------------------------------------------------------------------------------------------------------------
 
 
-def _right(wanted: Values) -> list[list[str]]:
+def _references(wanted: Values) -> list[list[str]]:
     """Return the list of references of each example."""
     return [[one] if isinstance(one, str) else list(one) for one in wanted]
 
@@ -118,7 +118,7 @@ def _right(wanted: Values) -> list[list[str]]:
 def _sacrebleu(name: str, **options: Any) -> Metric:
     def score(predicted: Values, wanted: Values) -> float:
         metric = getattr(_library("sacrebleu", name), name)(**options)
-        columns = zip_longest(*_right(wanted))  # the first references, the second references, ...
+        columns = zip_longest(*_references(wanted))  # the first references, the second references, ...
         return float(metric.corpus_score(list(predicted), [list(column) for column in columns]).score)
 
     return score
@@ -130,28 +130,28 @@ def _rouge(name: str) -> Metric:
 
     def score(predicted: Values, wanted: Values) -> float:
         scorer = _library("rouge_score.rouge_scorer", name).RougeScorer([name], use_stemmer=True)
-        each = [scorer.score_multi(right, mine)[name].fmeasure for mine, right in zip(predicted, _right(wanted))]
+        each = [scorer.score_multi(right, mine)[name].fmeasure for mine, right in zip(predicted, _references(wanted))]
         return 100 * sum(each) / len(each)
 
     return score
 
 
 def _moses(predicted: Values, wanted: Values) -> float:
-    """BLEU of lower-cased words as Moses's tokenizer divides them: what papers on small data sets report. The language
-    is not known here, so the rules are those for English on both sides."""
+    """Return the BLEU of lower-cased words from Moses's tokenizer, as papers on small data sets report it. The language
+    is not known here, so the rules for English are used on both sides."""
     moses = _library("sacremoses", "bleu_tokenized").MosesTokenizer(lang="en")
 
     def tokenize(texts: Values) -> list[str]:
         return [moses.tokenize(text, return_str=True, escape=False) for text in texts]
 
     bleu = _sacrebleu("BLEU", tokenize="none", lowercase=True, force=True)
-    return bleu(tokenize(predicted), [tokenize(right) for right in _right(wanted)])
+    return bleu(tokenize(predicted), [tokenize(right) for right in _references(wanted)])
 
 
 # -- transcripts ------------------------------------------------------------------------------------------------------
 
 
-def _errors(name: str) -> Metric:
+def _error_rate(name: str) -> Metric:
     """Insertions, deletions and substitutions of words (or letters), divided by the length of the reference."""
 
     def score(predicted: Values, wanted: Values) -> float:
@@ -174,7 +174,7 @@ METRICS: dict[str, dict[str, Metric]] = {
         "f1": _entities("f1_score"),
         "precision": _entities("precision_score"),
         "recall": _entities("recall_score"),
-        "accuracy": _words,
+        "accuracy": _word_accuracy,
     },
     "answers": {"exact_match": _answers(same_answer), "f1": _answers(shared_words)},
     "texts": {
@@ -184,12 +184,11 @@ METRICS: dict[str, dict[str, Metric]] = {
         "chrf": _sacrebleu("CHRF"),
         **{name: _rouge(name) for name in ("rouge1", "rouge2", "rougeL", "rougeLsum")},
     },
-    "transcripts": {"wer": _errors("wer"), "cer": _errors("cer")},
+    "transcripts": {"wer": _error_rate("wer"), "cer": _error_rate("cer")},
 }
 # metrics computed from the mean loss per token
 LOSSES = ("perplexity", "bits_per_byte")
-# lower is better
-FALLING = ("loss", *LOSSES, "wer", "cer")
+LOWER_IS_BETTER = ("loss", *LOSSES, "wer", "cer")
 # the default metrics; the others need one more library, or two labels
 USUAL = {
     "labels": ("accuracy", "macro_f1", "matthews"),
@@ -206,14 +205,14 @@ def check(names: Sequence[str], kind: str | None, losses: Sequence[str]) -> None
     known = [*METRICS.get(kind or "", {}), *losses]
     for name in names:
         if name not in known:
-            there = f"; {nearest(name, known)}" if known else ", nor any other"
+            there = f"; {nearest(name, known)}" if known else ": it has no metrics"
             raise ValueError(f"metrics: no {quote(name)} for {kind or 'this objective'}{there}")
         if name not in losses:
-            METRICS[kind or ""][name](*_TRIED[kind or ""])
+            METRICS[kind or ""][name](*_TRIAL[kind or ""])
 
 
-# predictions of each kind that every metric can score: a missing library fails at once
-_TRIED: dict[str, tuple[Values, Values]] = {
+# predictions of each kind that every metric can score, to detect a missing library at once
+_TRIAL: dict[str, tuple[Values, Values]] = {
     "labels": ((0, 1), (0, 1)),
     "numbers": ((0.0, 1.0), (0.0, 1.0)),
     "tags": ((("B-a", "O"),), (("B-a", "O"),)),

@@ -1,4 +1,4 @@
-"""Checks for any Part, the same that anyformer's test suite runs on its own Parts.
+"""Checks for any Part; anyformer's test suite runs them on its own Parts.
 
 >>> import anyformer as af
 >>> report = af.check(af.parts.RMSNorm())
@@ -44,7 +44,7 @@ from anyformer.stacks.sublayer import Sublayer
 from anyformer.transforms.recompute import recompute
 
 T, V, PADS = 12, 40, 4
-TOLERANCE = 1e-5  # of outputs, relative to the largest if it is above 1
+TOLERANCE = 1e-5  # largest difference of outputs, relative to the largest output if it is above 1
 MIXER = "decoder.layers.attention.op"
 
 Result = Literal["passed", "failed", "does not apply"]
@@ -109,7 +109,7 @@ def check(part: Part | type[Part]) -> CheckReport:
     if isinstance(part, type):
         part = part()
     if not isinstance(part, Part):
-        raise ValueError(f"af.check takes a Part, or a model's description, got {type(part).__name__}")
+        raise ValueError(f"af.check takes a Part or the description of a model, got {type(part).__name__}")
     spec, address = place(part)
     subject = Subject(part, spec, address)
     return CheckReport(part, address, spec, tuple(_run(name, subject) for name in CHECKS))
@@ -163,15 +163,15 @@ def place(part: Part) -> tuple[Model, str]:
         return part, ""
     refusals: list[str] = []
     for address in sorted(addresses_for(type(part)), key=lambda each: each == MIXER and part.sees == "itself"):
-        for writes in (True, False):
+        for has_head in (True, False):
             try:
-                spec: Any = override(small_model() if writes else small_model(head=None), {address: part})
-                spec = spec if writes else as_encoder(spec)
+                spec: Any = override(small_model() if has_head else small_model(head=None), {address: part})
+                spec = spec if has_head else as_encoder(spec)
             except ValueError as error:
                 refusals.append(str(error))
                 continue
             if reads_text(spec):
-                return spec, address if writes else address.replace("decoder", "encoder", 1)
+                return spec, address if has_head else address.replace("decoder", "encoder", 1)
     kind = type(part).__name__
     why = f" ({refusals[0]})" if refusals else ""
     raise ValueError(f"{kind} fits no slot of a small text model{why}; give af.check a model's description with it")
@@ -188,8 +188,8 @@ def addresses_for(kind: type[Part]) -> list[str]:
     for path, owner in walk(small_model()):
         for name, hint in slots_of(type(owner)).items():
             if any(slot is not Part and fits(kind, slot) for slot in slot_types(hint)):
-                holds = isinstance(dict(owner.items()).get(name), Part)
-                (filled if holds else empty).append(f"{path}.{name}" if path else name)
+                is_filled = isinstance(dict(owner.items()).get(name), Part)
+                (filled if is_filled else empty).append(f"{path}.{name}" if path else name)
     return filled + empty
 
 
@@ -219,16 +219,16 @@ class Subject:
         model = self.model if model is None else model
         gap = difference(model)
         if not gap <= TOLERANCE:
-            wide = copy.deepcopy(model).double()
+            doubled = copy.deepcopy(model).double()
             with contextlib.suppress(RuntimeError):  # a kernel may lack double precision
-                gap = difference(wide)
+                gap = difference(doubled)
         if not gap <= TOLERANCE:
             raise Failed(f"off by {gap:.1e}, at most {TOLERANCE:.0e} is allowed")
         return f"off by {gap:.1e}"
 
 
 def random_model(spec: Model, seed: int = 0) -> TransformerModule:
-    """Return a model in eval mode with noise on every weight, so that weights of 0 or 1 hide no mistake."""
+    """Return a model in eval mode with noise on every weight: initial weights of 0 or 1 could hide a mistake."""
     model, generator = build(spec, seed=seed), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -279,12 +279,12 @@ def check_causality(subject: Subject) -> str:
         kind = type(subject.part).__name__
         raise DoesNotApply(f'{kind} does not say what a token sees: class {kind}(..., sees="past"), "itself" or "all"')
     if sees == "all" or not spec.writes:
-        raise DoesNotApply("it says that a token may see all others" if sees == "all" else "the model does not write")
+        raise DoesNotApply("a token may see all others" if sees == "all" else "the model does not write")
     result = subject.compare(future_difference)
     if sees == "past" or subject.address.startswith(f"{MIXER}."):
-        return f"nothing of the future is seen: {result}"
-    alone = spec if subject.address == MIXER else override(spec, {MIXER: MLP(width=24)})
-    result = subject.compare(functools.partial(future_difference, past_too=True), random_model(alone))
+        return f"no later token is seen: {result}"
+    isolated = spec if subject.address == MIXER else override(spec, {MIXER: MLP(width=24)})
+    result = subject.compare(functools.partial(future_difference, past_too=True), random_model(isolated))
     return f"no other token is seen: {result}"
 
 
@@ -349,7 +349,7 @@ def check_cached_decoding(subject: Subject) -> str:
     if not subject.spec.left_to_right or not subject.spec.writes:
         raise DoesNotApply("the model does not write")
     if not model.remembers:
-        raise DoesNotApply(f"{model.stateless[0]} remembers nothing: texts are read again for each token")
+        raise DoesNotApply(f"{model.stateless[0]} has no cache: the text is read again for each token")
 
     def difference(model: TransformerModule) -> float:
         ids, worst = subject.ids(), 0.0
@@ -380,29 +380,29 @@ def check_rows(subject: Subject) -> str:
 
 
 def check_gradients(subject: Subject) -> str:
-    """Check that every parameter of the Part gets a gradient, the same for one seed and with recomputed layers."""
+    """Check that every parameter of the Part gets a gradient, which a seed determines, also with recomputed layers."""
     models = [build(subject.spec, seed=3).train() for _ in range(2)]
     first, second = (learn(model, subject.ids()) for model in models)
     for name, tensor in models[0].state_dict().items():
         if not torch.equal(tensor, models[1].state_dict()[name]):
-            raise Failed(f"{name} starts differently for one seed")
+            raise Failed(f"{name} is initialized differently with the same seed")
     random = learn(subject.model, subject.ids())
     subject.model.zero_grad()
     learned = [name for name, parameter in models[0].named_parameters() if parameter.requires_grad]
-    own = [name for name in learned if not subject.address or is_within(_layerless(name), subject.address)]
-    silent = [name for name in own if not any(_moves(each.get(name)) for each in (first, random))]
-    if silent:
-        raise Failed(f"no gradient: {', '.join(silent[:3])}" + (f" and {len(silent) - 3} more" * (len(silent) > 3)))
-    for name, slope in first.items():
-        if not bool(slope.isfinite().all()):
+    names = [name for name in learned if not subject.address or is_within(_layerless(name), subject.address)]
+    missing = [name for name in names if not any(_is_nonzero(each.get(name)) for each in (first, random))]
+    if missing:
+        raise Failed(f"no gradient: {', '.join(missing[:3])}" + (f" and {len(missing) - 3} more" * (len(missing) > 3)))
+    for name, gradient in first.items():
+        if not bool(gradient.isfinite().all()):
             raise Failed(f"the gradient of {name} is not finite")
-        if not torch.equal(slope, second[name]):
-            raise Failed(f"the gradient of {name} differs for one seed")
-    again = learn(recompute(models[1]), subject.ids())
-    worst = max((gap(again[name], slope) for name, slope in first.items()), default=0.0)
+        if not torch.equal(gradient, second[name]):
+            raise Failed(f"the gradient of {name} differs with the same seed")
+    recomputed = learn(recompute(models[1]), subject.ids())
+    worst = max((gap(recomputed[name], gradient) for name, gradient in first.items()), default=0.0)
     if worst > TOLERANCE:
-        raise Failed(f"off by {worst:.1e} where layers are recomputed in the backward pass")
-    return f"{len(own)} parameters learn" if own else "it has no parameters, and others learn through it"
+        raise Failed(f"off by {worst:.1e} if layers are recomputed in the backward pass")
+    return f"{len(names)} parameters learn" if names else "it has no parameters; other parameters learn through it"
 
 
 def _layerless(name: str) -> str:
@@ -410,12 +410,12 @@ def _layerless(name: str) -> str:
     return ".".join(step for step in name.split(".") if not step.isdecimal())
 
 
-def _moves(slope: Tensor | None) -> bool:
-    return slope is not None and bool((slope != 0).any())
+def _is_nonzero(gradient: Tensor | None) -> bool:
+    return gradient is not None and bool((gradient != 0).any())
 
 
 def learn(model: Any, ids: Tensor) -> dict[str, Tensor]:
-    """Return gradients by parameter, of the loss of the labels or of the distance of the outputs from fixed noise."""
+    """Return the gradients by parameter: of the loss with labels, or of the outputs' distance from fixed noise."""
     model.zero_grad()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
@@ -472,7 +472,7 @@ def check_saving(subject: Subject) -> str:
 
 
 def check_counting(subject: Subject) -> str:
-    """Check that counting without allocating gives the number of parameters as built."""
+    """Check that counting, which allocates nothing, gives the number of parameters of the built model."""
     fixed = computed_tensors(subject.model)
     built = sum(p.numel() for name, p in subject.model.named_parameters() if name not in fixed)
     counted = count(subject.spec)

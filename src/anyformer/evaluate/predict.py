@@ -96,8 +96,8 @@ def predictions(
     objective: Objective, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]
 ) -> Predictions:
     """Return predictions and right answers; `records` has the objective's records of each example."""
-    ask: dict[str | None, Any] = {f.__name__: f for f in (labels, numbers, tags, answers, texts, transcripts)}
-    return ask[kind_of(objective)](objective, job, examples, records)
+    functions: dict[str | None, Any] = {f.__name__: f for f in (labels, numbers, tags, answers, texts, transcripts)}
+    return functions[kind_of(objective)](objective, job, examples, records)
 
 
 def labels(objective: Any, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Predictions:
@@ -117,19 +117,19 @@ def numbers(
 
 def tags(objective: Tag, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Predictions:
     """Predict a tag per labelled word, from its first token. A word without tokens (its characters are not in the
-    vocabulary) is outside ("O")."""
+    vocabulary) gets the tag "O"."""
     outside = "O" if "O" in objective.labels else objective.labels[0]
     predicted, wanted = [], []
     for example, scores in zip(examples, job.logits(objective, [record for (record,) in records])):
         words = [str(word) for word in word_list(example, "words")]
         tagged = [outside] * len(words)
-        places = word_tokens(words, job.tokenizer)[1].tolist()
-        for place, best in reversed(list(zip(places, scores.argmax(-1).tolist()))):
-            if place >= 0:
-                tagged[place] = objective.labels[best]
-        asked = [(i, number) for i, number in enumerate(objective.numbers(example)) if number != IGNORED]
-        predicted.append([tagged[i] for i, _ in asked])
-        wanted.append([objective.labels[number] for _, number in asked])
+        word_indices = word_tokens(words, job.tokenizer)[1].tolist()
+        for index, best in reversed(list(zip(word_indices, scores.argmax(-1).tolist()))):
+            if index >= 0:
+                tagged[index] = objective.labels[best]
+        labelled = [(i, number) for i, number in enumerate(objective.numbers(example)) if number != IGNORED]
+        predicted.append([tagged[i] for i, _ in labelled])
+        wanted.append([objective.labels[number] for _, number in labelled])
     return Predictions(predicted, wanted)
 
 
@@ -141,13 +141,13 @@ def answers(
     scores = span_scores(objective, job, [record for windows in records for record in windows])
     wanted = [right_answers(example) for example in examples]
     unanswered = not all(wanted)
-    predicted, place = [], 0
+    predicted, index = [], 0
     for example, own in zip(examples, records):
         context = example["context"]
         spans, none = [], []
         for window in objective.windows(example["question"], context, job.tokenizer):
-            start, end = scores[place]
-            place += 1
+            start, end = scores[index]
+            index += 1
             each = best_spans(start, end, window, context)
             none.append(float(start[0] + end[0]))
             spans += [span for span in each if span[2] > span[1]][:1]
@@ -200,11 +200,11 @@ def transcripts(
 ) -> Predictions:
     predicted = [""] * len(records)
     for which, batch in job.batches(objective, [record for (record,) in records]):
-        heard = {name: value for name, value in model_inputs(job.model, batch).items() if name != "labels"}
+        inputs = {name: value for name, value in model_inputs(job.model, batch).items() if name != "labels"}
         room: dict[str, Any] = {"compile": False, "do_sample": False} if isinstance(objective, Transcribe) else {}
         if room and settings_for(job.model, {}).max_new_tokens is None:
             room["max_new_tokens"] = 2 * batch["labels"].shape[1]
-        ids = generate(job.model, **heard, num_beams=job.num_beams, **room)
+        ids = generate(job.model, **inputs, num_beams=job.num_beams, **room)
         for i, text in zip(which, job.tokenizer.batch_decode(ids.cpu(), skip_special_tokens=True)):
             predicted[i] = text.strip()
     return Predictions(predicted, [text_of(example, "text") for example in examples])

@@ -65,26 +65,26 @@ def smoother(points: Tensor, values: Tensor, scale: float) -> Tensor:
 
 def gaussian_process(points: Tensor, values: Tensor, scale: float, noise: float) -> Tensor:
     """Kernel ridge regression on the pairs before each point: optimal for smooth functions of many random waves."""
-    near, found = closeness(points, scale).exp(), [torch.zeros_like(values[:, 0])]
+    near, predictions = closeness(points, scale).exp(), [torch.zeros_like(values[:, 0])]
     square = near + noise**2 * torch.eye(near.shape[-1], dtype=near.dtype, device=near.device)
     for n in range(1, values.shape[1]):
         weights = torch.linalg.solve(square[:, :n, :n], values[:, :n])
-        found.append((near[:, n, :n] * weights).sum(-1))
-    return torch.stack(found, 1)
+        predictions.append((near[:, n, :n] * weights).sum(-1))
+    return torch.stack(predictions, 1)
 
 
 def estimators(objective: Regress) -> dict[str, Estimator]:
     """Return the Bayes estimator for the functions that this objective draws, and other estimators."""
     scale, noise = objective.scale, objective.noise
     weight = objective.width * noise**2
-    found: dict[str, Estimator] = {
+    named: dict[str, Estimator] = {
         "bayes": lambda points, values: ridge(points, values, weight),
         "least squares": least_squares,
         "neighbours": neighbours,
     }
     if scale is not None:
-        found["bayes"] = lambda points, values: gaussian_process(points, values, scale, noise)
-    return found
+        named["bayes"] = lambda points, values: gaussian_process(points, values, scale, noise)
+    return named
 
 
 @torch.no_grad()

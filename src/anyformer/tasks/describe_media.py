@@ -17,7 +17,7 @@ from anyformer.specs.messages import quote
 from anyformer.tasks.task import Row, TaskRun, file_of
 from anyformer.tasks.writing import decode_text
 
-ASKED = "USER: {image}\n{question} ASSISTANT:"  # the prompt of LLaVA 1.5; {image} is replaced by the picture
+LLAVA_PROMPT = "USER: {image}\n{question} ASSISTANT:"  # LLaVA 1.5; {image} is replaced by the picture
 
 
 class Kind(NamedTuple):
@@ -49,13 +49,13 @@ def tower_of(request: TaskRun, name: str) -> Tower:
 def check_template(template: str, *names: str) -> str:
     for name in names:
         if template.count(name) != 1:
-            raise ValueError(f"template {quote(template)} has {template.count(name)} places {name}; it needs one")
+            raise ValueError(f"template {quote(template)} has {name} {template.count(name)} times, not once")
     return template
 
 
 def question_of(given: Any, what: str) -> str:
     if not isinstance(given, str) or not given.strip():
-        raise ValueError(f"a {what} without a question: give one with it, or question for all (--question TEXT)")
+        raise ValueError(f"the {what} has no question: give one in the input, or for all inputs (--question TEXT)")
     return given
 
 
@@ -68,14 +68,14 @@ def write_about(
     count = tower.model.embedding.vectors(0) - tower.skip
     options = {name: value for name, value in options.items() if value is not None}
     ends = settings_for(request.model, options).eos
-    hear = AudioProcessor.load(request.model.folder) if name == "audio" else None
+    audio = AudioProcessor.load(request.model.folder) if name == "audio" else None
 
     def prepare(row: Row) -> tuple[Tensor, np.ndarray]:
         text = template
         if "{question}" in template:
             what = KINDS[name].one
             text = template.replace("{question}", question_of(row.get("question", question), what))
-        media = request.pixels(row) if hear is None else hear(row["audio"])["input_features"][0]
+        media = request.pixels(row) if audio is None else audio(row["audio"])["input_features"][0]
         ids = ids_of(request, text, f"{{{name}}}", tower.token, count)
         request.fits(len(ids))
         return media, np.asarray(ids)
@@ -95,9 +95,9 @@ def write_about(
     return request.answer(prepare, finish, at_once=request.reader.batch)
 
 
-def ids_of(request: TaskRun, text: str, place: str, token: int, count: int) -> list[int]:
-    """Return the token ids of a text in which `place` is replaced by `count` copies of `token`."""
+def ids_of(request: TaskRun, text: str, placeholder: str, token: int, count: int) -> list[int]:
+    """Return the token ids of a text in which `placeholder` is replaced by `count` copies of `token`."""
     mark = request.tokenizer.token(token)
     if mark is None:
-        raise ValueError(f"the tokenizer has no token {token}, which stands for the {place.strip('{}')}")
-    return request.tokenizer.encode(text.replace(place, mark * count))
+        raise ValueError(f"the tokenizer has no token {token}, the placeholder of the {placeholder.strip('{}')}")
+    return request.tokenizer.encode(text.replace(placeholder, mark * count))

@@ -54,13 +54,13 @@ def can_write(model: TransformerModule) -> bool:
 
 
 def draw_by_tokens(reader: TaskModel, options: DrawOptions) -> list[np.ndarray]:
-    """Draw pictures of captions: generate their codes after the caption, and decode them by the autoencoder."""
+    """Draw pictures of captions: generate codes after the caption, and decode them with the autoencoder."""
     options.refuse("steps", "guidance", "eta")
     model, folder = reader.model, reader.model.folder
     assert folder is not None and reader.tokenizer is not None
     vae = companion(model)
     if vae is None or not vae.spec.latent.discrete:
-        raise ValueError(f"{folder / COMPANION}: no autoencoder whose codes a decoder could write")
+        raise ValueError(f"{folder / COMPANION}: no autoencoder with discrete codes")
     K, N, V = vae.spec.latent.codes, math.prod(vae.spec.grid), model.spec.embedding.tokens.vocab_size
     length = (position_limit(model.spec) or 0) - N  # tokens of a caption
     if length < 1 or K >= V:
@@ -94,6 +94,6 @@ def caption_ids(text: str, tokenizer: Tokenizer, length: int) -> torch.Tensor:
     """Encode a caption, padded to (length,) as in training."""
     ids = caption(text, tokenizer)
     if len(ids) > length:
-        size = f"{len(ids)} tokens with its end"
-        raise ValueError(f"{quote(text)} is {size}, and this model reads captions of {length}")
+        size = f"{len(ids)} tokens with its end token"
+        raise ValueError(f"{quote(text)} has {size}; this model reads at most {length}")
     return torch.tensor([*ids.tolist(), *[tokenizer.filler] * (length - len(ids))])

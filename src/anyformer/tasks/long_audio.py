@@ -30,9 +30,9 @@ from anyformer.models.base import TransformerModule
 from anyformer.models.call import Call
 from anyformer.parts.head.speech import SpeechNeck
 
-COMPRESSED = 2.4  # a text that zlib compresses by more than this factor is repetitive
-UNSURE = -1.0  # a text whose mean log-probability per token is lower is sampled again
-SILENT = 0.6  # probability of silence above which an unlikely text is dropped
+MAX_COMPRESSION = 2.4  # a text that zlib compresses by more than this factor is repetitive
+MIN_LOG_PROB = -1.0  # mean per token; a less likely text is sampled again
+SILENCE_THRESHOLD = 0.6  # probability of silence above which an unlikely text is dropped
 WINDOW, OVERLAP = 30, 5  # seconds, for CTC: the end of a window is also read in the next window
 
 
@@ -61,7 +61,7 @@ def ctc_tokens(model: TransformerModule, processor: AudioProcessor, source: Sour
     """Return the CTC tokens of a recording, from the joined frames of its windows."""
     if beams > 1:
         return prefixes(frames(model, processor, source), model.spec.head.blank, beams)[0][0]
-    return [held.token for held in best_path(model, processor, source)]
+    return [span.token for span in best_path(model, processor, source)]
 
 
 def best_path(model: TransformerModule, processor: AudioProcessor, source: Source) -> list[TokenSpan]:
@@ -76,26 +76,26 @@ def ctc_words(
     model: TransformerModule, tokenizer: Tokenizer, processor: AudioProcessor, source: Source
 ) -> list[Segment]:
     """Return the words of a recording, each from the first frame of its letters to the last."""
-    heard = best_path(model, processor, source)
+    spans = best_path(model, processor, source)
     frame = frame_spacing(model, processor)[0] / processor.sampling_rate  # seconds
-    groups = group_words(heard, lambda ids: tokenizer.decode(ids, skip_special_tokens=True))
-    return [Segment(word[0].start * frame, word[-1].end * frame, [held.token for held in word]) for word in groups]
+    groups = group_words(spans, lambda ids: tokenizer.decode(ids, skip_special_tokens=True))
+    return [Segment(word[0].start * frame, word[-1].end * frame, [span.token for span in word]) for word in groups]
 
 
-def group_words(heard: Sequence[TokenSpan], decode: Callable[[list[int]], str]) -> list[list[TokenSpan]]:
+def group_words(spans: Sequence[TokenSpan], decode: Callable[[list[int]], str]) -> list[list[TokenSpan]]:
     """Group tokens by word; separators and tokens without text belong to no word."""
     groups: list[list[TokenSpan]] = []
     since: list[int] = []  # tokens since the start of the last word, including those without text
     word = ""
-    for held in heard:
-        words = decode([*since, held.token]).split()
+    for span in spans:
+        words = decode([*since, span.token]).split()
         if len(words) > bool(word):
-            groups.append([held])
-            since, word = [held.token], words[-1]
+            groups.append([span])
+            since, word = [span.token], words[-1]
             continue
-        since.append(held.token)
+        since.append(span.token)
         if word and words != [word]:
-            groups[-1].append(held)
+            groups[-1].append(span)
             word = words[0]
     return groups
 
@@ -105,17 +105,17 @@ def frames(model: TransformerModule, processor: AudioProcessor, source: Source) 
     (hop, reach), rate = frame_spacing(model, processor), processor.sampling_rate
     margin = -(-OVERLAP * rate // hop)  # frames
     size, step = WINDOW * rate // hop * hop, (WINDOW * rate // hop - 2 * margin) * hop
-    held, first = np.zeros(0, np.float32), True
+    buffer, first = np.zeros(0, np.float32), True
     with AudioRecording.open(source) as recording:
         for block in recording.blocks(rate):
-            held = np.concatenate((held, block))
-            while len(held) > size + hop * margin:  # enough for this window and another one
-                heard = window_log_probs(model, processor, held[:size])
-                yield heard[0 if first else margin : margin + step // hop]
-                held, first = held[step:], False
-    if len(held) < reach:
-        raise ValueError(f"{recording.name}: {len(held)} samples are less than a frame of {reach}")
-    yield window_log_probs(model, processor, held)[0 if first else margin :]
+            buffer = np.concatenate((buffer, block))
+            while len(buffer) > size + hop * margin:  # enough for this window and another one
+                log_probs = window_log_probs(model, processor, buffer[:size])
+                yield log_probs[0 if first else margin : margin + step // hop]
+                buffer, first = buffer[step:], False
+    if len(buffer) < reach:
+        raise ValueError(f"{recording.name}: {len(buffer)} samples are less than a frame of {reach}")
+    yield window_log_probs(model, processor, buffer)[0 if first else margin :]
 
 
 def frame_spacing(model: TransformerModule, processor: AudioProcessor) -> tuple[int, int]:
@@ -124,8 +124,8 @@ def frame_spacing(model: TransformerModule, processor: AudioProcessor) -> tuple[
     if processor.kind == "bank":
         return processor.hop_length * embedding.hop, 2 * processor.hop_length
     adapter = neck.adapter if isinstance(neck, SpeechNeck) else None
-    fewer = adapter.stride**adapter.depth if adapter is not None else 1
-    return embedding.stem.hop * fewer, embedding.stem.reach
+    reduction = adapter.stride**adapter.depth if adapter is not None else 1
+    return embedding.stem.hop * reduction, embedding.stem.reach
 
 
 def window_log_probs(model: TransformerModule, processor: AudioProcessor, samples: np.ndarray) -> Tensor:
@@ -146,19 +146,19 @@ def pieces(processor: AudioProcessor, source: Source) -> Iterator[np.ndarray]:
     """Yield the samples of a recording in pieces of at most about WINDOW seconds, for a model without timestamps. Each
     piece ends at the quietest point of its last OVERLAP seconds, so that no word is split."""
     rate = processor.sampling_rate
-    size, late, least = WINDOW * rate, OVERLAP * rate, 2 * processor.hop_length
-    held, first = np.zeros(0, np.float32), True
+    size, tail, shortest = WINDOW * rate, OVERLAP * rate, 2 * processor.hop_length
+    buffer, first = np.zeros(0, np.float32), True
     with AudioRecording.open(source) as recording:
         for block in recording.blocks(rate):
-            held = np.concatenate((held, block))
-            while len(held) >= size + least:
-                cut = size - late + quietest(held[size - late : size], rate // 10)
-                yield held[:cut]
-                held, first = held[cut:], False
-    if first and len(held) < least:
-        raise ValueError(f"{recording.name}: {len(held)} samples are less than two frames of {processor.hop_length}")
-    if len(held) >= least:
-        yield held
+            buffer = np.concatenate((buffer, block))
+            while len(buffer) >= size + shortest:
+                cut = size - tail + quietest(buffer[size - tail : size], rate // 10)
+                yield buffer[:cut]
+                buffer, first = buffer[cut:], False
+    if first and len(buffer) < shortest:
+        raise ValueError(f"{recording.name}: {len(buffer)} samples are less than two frames of {processor.hop_length}")
+    if len(buffer) >= shortest:
+        yield buffer
 
 
 def quietest(samples: np.ndarray, width: int) -> int:
@@ -300,13 +300,13 @@ class Transcriber:
 
     def transcribe_next(self, transcripts: Sequence[Transcript]) -> None:
         """Transcribe one more window of each recording."""
-        taken = [each.windows.take(each.place) for each in transcripts]
-        memory, chances = self.start(torch.stack([window for window, _ in taken]))
+        windows = [each.windows.take(each.place) for each in transcripts]
+        memory, chances = self.start(torch.stack([window for window, _ in windows]))
         if self.settings.lang_to_id:
             for each, languages in zip(transcripts, self.languages(chances), strict=True):
                 each.language = each.language or languages[0][0]
         texts = self.texts(memory, chances, [each.language for each in transcripts])
-        for each, (_, real), tokens in zip(transcripts, taken, texts, strict=True):
+        for each, (_, real), tokens in zip(transcripts, windows, texts, strict=True):
             begun = each.place * self.processor.hop_length / self.processor.sampling_rate
             parts, advance = split_sentences(tokens, self.first, real, self.model.spec.embedding.hop)
             for start, end, part in parts:
@@ -337,7 +337,10 @@ class Transcriber:
                 break
         if self.settings.no_timestamps_token_id is not None:
             silence = chances[:, self.settings.no_timestamps_token_id - 1].tolist()
-            tokens = [[] if silence[i] > SILENT and log_probs[i] < UNSURE else each for i, each in enumerate(tokens)]
+            tokens = [
+                [] if silence[i] > SILENCE_THRESHOLD and log_probs[i] < MIN_LOG_PROB else each
+                for i, each in enumerate(tokens)
+            ]
         return tokens
 
     def new_tokens(self, out: Any, row: int) -> tuple[list[int], float]:
@@ -358,7 +361,7 @@ class Transcriber:
 
     def looks_wrong(self, tokens: list[int], log_prob: float) -> bool:
         raw = self.text(tokens).encode()
-        return log_prob < UNSURE or (bool(raw) and len(raw) / len(zlib.compress(raw)) > COMPRESSED)
+        return log_prob < MIN_LOG_PROB or (bool(raw) and len(raw) / len(zlib.compress(raw)) > MAX_COMPRESSION)
 
     def text(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode([t for t in tokens if t < self.first], skip_special_tokens=True)

@@ -32,7 +32,7 @@ from anyformer.weights import hub
 SOUNDS = (".wav", ".flac", ".ogg", ".mp3", ".m4a", ".opus")
 BINS = 120  # spectrogram bins of 40 Hz each, for models that read samples
 MEDIA = {"pixel_values": "images", "input_values": "audio", "input_features": "audio"}  # input name -> kind of media
-WRITTEN = 24  # tokens that an encoder-decoder writes if no target is given
+MAX_TARGET_TOKENS = 24  # tokens that an encoder-decoder generates if no target is given
 
 
 def scene(
@@ -46,8 +46,8 @@ def scene(
     offline: bool = False,
 ) -> Scene:
     """Load a model and its input. `given` is a text, or the file of a picture or a recording, as the model requires;
-    `other` is a second input, to paste from. `target` is the decoder's text in an encoder-decoder (default: the text
-    that it generates)."""
+    `other` is a second input, whose activations can be patched in. `target` is the decoder's text in an encoder-decoder
+    (default: the text that it generates)."""
     folder = hub.resolve(source, offline=offline)
     described: Any = read_spec(folder)
     tower = "image" if Path(given).suffix.lower() in ENDINGS else "text"
@@ -55,7 +55,7 @@ def scene(
         described = getattr(described, tower)
     name = described.embedding.inputs[0]
     if name not in (*MEDIA, "input_ids"):
-        raise ValueError(f"this model reads {name}, and `look` texts, pictures and sound; use af.look in Python")
+        raise ValueError(f"this model reads {name}; `look` takes texts, pictures and sound: use af.look in Python")
     read = reader_of(folder, described)
     model: Any = load(folder, device=device, dtype=dtype)
     model = getattr(model, tower) if model.spec.towers else model
@@ -65,17 +65,17 @@ def scene(
         size = " x ".join(map(str, described.embedding.image_size))
         warnings.warn(f"{folder} has no image processor settings: pictures are scaled to {size}, -1 to 1", stacklevel=3)
     media = picture_of(model, read, name, inputs)
-    wanted = "input_ids"
+    target_name = "input_ids"
     if model.spec.pair:
-        wanted = "decoder_input_ids"
-        inputs[wanted] = target_ids(model, read, inputs, target)
+        target_name = "decoder_input_ids"
+        inputs[target_name] = target_ids(model, read, inputs, target)
     elif target is not None:
         raise ValueError("--target is for models with an encoder and a decoder; this one has one stack")
-    beside = None
+    other_inputs = None
     if other is not None:
-        beside = inputs_of(model, read, name, other)
+        other_inputs = inputs_of(model, read, name, other)
         if model.spec.pair:
-            beside[wanted] = inputs[wanted]
+            other_inputs[target_name] = inputs[target_name]
     reads = {"input_ids": "text", "pixel_values": "image"}.get(name, "sound")
     return Scene(
         model,
@@ -83,8 +83,8 @@ def scene(
         name=Path(source).name or source,
         words=words,
         media=media,
-        other=beside,
-        target=wanted,
+        other=other_inputs,
+        target=target_name,
         reads=reads,
         sound=lambda: sound_of(model, read, Path(given).expanduser()),
     )
@@ -100,7 +100,7 @@ def blueprint(source: str, given: str | None, *, offline: bool = False) -> Scene
         described = described.image
     read = described.embedding
     if read.inputs[0] != "pixel_values":
-        raise ValueError(f"this model reads {read.inputs[0]}, and no image")
+        raise ValueError(f"this model reads {read.inputs[0]}, not images")
     channels = read.channels
     pixels = torch.ones(1, channels, *read.image_size)
     if given is not None:
@@ -115,8 +115,8 @@ def blueprint(source: str, given: str | None, *, offline: bool = False) -> Scene
 
 def plain_images(embedding: Any) -> Images:
     """Return the default image processor of a folder without settings: scale to the model's size, and to -1 to 1."""
-    even, size = (0.5,) * embedding.channels, dict(zip(("height", "width"), embedding.image_size, strict=True))
-    return Images(size=size, image_mean=even, image_std=even, do_convert_rgb=embedding.channels == 3)
+    half, size = (0.5,) * embedding.channels, dict(zip(("height", "width"), embedding.image_size, strict=True))
+    return Images(size=size, image_mean=half, image_std=half, do_convert_rgb=embedding.channels == 3)
 
 
 def reader_of(folder: Path, described: Any) -> Processor:
@@ -149,7 +149,7 @@ def inputs_of(model: TransformerModule, read: Processor, name: str, given: str) 
     if name == "input_ids":
         if is_file:
             kind = "a picture" if path.suffix.lower() in ENDINGS else "a recording"
-            raise ValueError(f"{given} is {kind}, and this model reads text")
+            raise ValueError(f"{given} is {kind}, but this model reads text")
         return text_inputs(model, read, given)
     if not is_file:
         endings = ", ".join(kinds[name][1][:4])
@@ -187,7 +187,7 @@ def move_inputs(model: TransformerModule, inputs: dict[str, Any]) -> dict[str, A
 def target_ids(model: TransformerModule, read: Processor, inputs: dict[str, Any], target: str | None) -> Tensor:
     """Return the decoder's token ids (1, T): the start token and the target, or the text that the model generates."""
     if target is None:
-        return generate(model, **inputs, max_new_tokens=WRITTEN)[:, :-1]
+        return generate(model, **inputs, max_new_tokens=MAX_TARGET_TOKENS)[:, :-1]
     start = model.spec.start_token
     if start is None:
         raise ValueError("--target: this model's config has no decoder_start_token_id")
@@ -218,7 +218,7 @@ def speller(read: Processor) -> Callable[[int], str]:
 
 
 def picture_of(model: TransformerModule, read: Processor, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return what the page shows behind attention: the image or the spectrogram, and the grid of its positions."""
+    """Return the image or spectrogram that the page shows behind attention, and the grid of its positions."""
     if name == "pixel_values":
         pixels, embedding = inputs[name][0].float().cpu(), model.embedding
         with torch.no_grad():
@@ -237,26 +237,26 @@ def picture_of(model: TransformerModule, read: Processor, name: str, inputs: dic
     return {"image": png(shades[None]), "grid": [1, 0], "about": "the spectrogram of the recording"}
 
 
-def power_of(hear: AudioProcessor, heard: Tensor) -> Tensor:
+def power_of(audio: AudioProcessor, features: Tensor) -> Tensor:
     """Return the spectrogram (M, F) that a model reads; if it reads samples, compute one."""
-    if hear.kind != "values":
-        return heard.T if hear.kind == "bank" else heard
-    size = min(hear.sampling_rate // 40, len(heard))
-    waves = torch.stft(heard, size, hear.sampling_rate // 100, window=torch.hann_window(size), return_complex=True)
+    if audio.kind != "values":
+        return features.T if audio.kind == "bank" else features
+    size = min(audio.sampling_rate // 40, len(features))
+    waves = torch.stft(features, size, audio.sampling_rate // 100, window=torch.hann_window(size), return_complex=True)
     return waves.abs().clamp(min=1e-5).log()[:BINS]
 
 
 def sound_of(model: TransformerModule, read: Processor, path: Path) -> Sound:
     """Return the spectrogram of a recording without padding, and the words that `transcribe` finds."""
-    hear: AudioProcessor = read.reader("audio")
-    inputs = hear([path], padding="longest", truncation=False, return_attention_mask=True)
+    audio: AudioProcessor = read.reader("audio")
+    inputs = audio([path], padding="longest", truncation=False, return_attention_mask=True)
     real = int(inputs.pop("attention_mask").sum())
-    (heard,) = inputs.values()
-    heard = heard[0, :, :real] if hear.kind == "mel" else heard[0, :real]
-    hop = hear.sampling_rate // 100 if hear.kind == "values" else hear.hop_length
-    power = power_of(hear, heard)
-    high, unit = (len(power) * 0.04, "kHz") if hear.kind == "values" else (len(power), "mel channel")
-    return Sound(power, hop / hear.sampling_rate, high, unit, lambda: transcribe(model, str(path), timestamps=True))
+    (features,) = inputs.values()
+    features = features[0, :, :real] if audio.kind == "mel" else features[0, :real]
+    hop = audio.sampling_rate // 100 if audio.kind == "values" else audio.hop_length
+    power = power_of(audio, features)
+    high, unit = (len(power) * 0.04, "kHz") if audio.kind == "values" else (len(power), "mel channel")
+    return Sound(power, hop / audio.sampling_rate, high, unit, lambda: transcribe(model, str(path), timestamps=True))
 
 
 def png(pixels: Tensor) -> str:

@@ -44,7 +44,7 @@ Row = dict[str, Any]  # one input: its fields by name
 Progress = Callable[[int, int], object]  # called with the number done and the total
 
 READS = {"input_ids": "text", "input_values": "sound", "input_features": "sound"}
-FAILURES = (ValueError, FloatingPointError, OSError)  # errors of an input, not of the program
+FAILURES = (ValueError, FloatingPointError, OSError)  # errors that one input can cause; other errors are bugs
 AT_ONCE = 64  # batches of inputs that are prepared and sorted by length together
 
 
@@ -89,7 +89,7 @@ def open_model(
     if isinstance(model, TaskModel | TransformerModule):
         for name, value in (("device", device), ("dtype", dtype)):
             if value is not None:
-                raise ValueError(f"{name}={quote(value)}: the model is open already")
+                raise ValueError(f"{name}={quote(value)}: the model is already loaded")
     if isinstance(model, TaskModel):
         return dataclasses.replace(model, **options)
     if isinstance(model, TransformerModule):
@@ -99,15 +99,15 @@ def open_model(
     if not isinstance(model, str | Path):
         raise ValueError(f"model must be a folder, a hub id or a loaded model; got {type(model).__name__}")
     folder = hub.resolve(model, offline=offline)
-    beside = _read_processors(read_spec(folder), folder)
-    return _check_tokenizer(TaskModel(load(folder, dtype=dtype or "auto", device=device or "cpu"), **beside, **options))
+    loaded = _read_processors(read_spec(folder), folder)
+    return _check_tokenizer(TaskModel(load(folder, dtype=dtype or "auto", device=device or "cpu"), **loaded, **options))
 
 
 def _read_processors(spec: Any, folder: Path) -> dict[str, Any]:
     """Load the tokenizer and the image processor of a model from its folder."""
     read = [part.embedding for part in spec.readers]
-    drawn_in = (folder / COMPANION).is_dir()
-    if drawn_in:  # the autoencoder reads pictures for a model that draws its latents or codes
+    has_autoencoder = (folder / COMPANION).is_dir()
+    if has_autoencoder:  # the autoencoder reads pictures for a model that draws its latents or codes
         read = [each for each in read if "an image" not in each.gives]
         companion: Any = read_spec(folder / COMPANION)
         read.append(companion.embedding)
@@ -120,7 +120,7 @@ def _read_processors(spec: Any, folder: Path) -> dict[str, Any]:
                 raise
     channels = next((each.channels for each in read if "an image" in each.gives), None)
     images = None
-    if channels is not None and drawn_in and not Images.has_settings(folder):  # as in diffusers: -1 to 1
+    if channels is not None and has_autoencoder and not Images.has_settings(folder):  # as in diffusers: -1 to 1
         images = Images(image_mean=(0.5,) * channels, image_std=(0.5,) * channels, do_convert_rgb=channels == 3)
     elif channels is not None:
         images = Images.load(folder)
@@ -147,7 +147,7 @@ def row_of(task: str, given: Any) -> Row:
     if isinstance(given, str) or (about.fields == ("image",) and not isinstance(given, Mapping)):
         given = {about.fields[0]: given}
     if not isinstance(given, Mapping):
-        raise ValueError(f"an input is a text or {{{', '.join(about.all_fields)}}}, got {type(given).__name__}")
+        raise ValueError(f"an input must be a text or {{{', '.join(about.all_fields)}}}, got {type(given).__name__}")
     for name in given:
         if name not in about.all_fields:
             raise ValueError(f"{task} reads no field {quote(name)}; {nearest(str(name), about.all_fields)}")
@@ -215,8 +215,8 @@ class TaskRun:
         finish: Callable[[TaskRun, list[Any]], Sequence[Any]],
         at_once: int | None = None,
     ) -> Any:
-        """Return one result per input, in order; for a single input, its result. `prepare(row)` is called for `at_once`
-        rows at a time, and `finish(run, prepared)` returns one result per row of `run.rows`.
+        """Return one result per input, in order; for a single input, only its result. `prepare(row)` is called for
+        `at_once` rows at a time, and `finish(run, prepared)` returns one result per row of `run.rows`.
 
         If either function raises for an input, its result is {"error": message} and the other results do not change.
         The error is raised if there is a single input, or if all inputs fail with the same message."""
@@ -236,8 +236,8 @@ class TaskRun:
         errors = [result for result in results if isinstance(result, FAILURES)]
         if self.one and errors:
             raise errors[0]
-        found_later = [error for error, row in zip(results, self.rows) if error is not row]
-        if len(errors) == total > 1 and len(found_later) == total and len(set(map(message_of, errors))) == 1:
+        not_given = [error for error, row in zip(results, self.rows) if error is not row]
+        if len(errors) == total > 1 and len(not_given) == total and len(set(map(message_of, errors))) == 1:
             raise errors[0]
         results = [
             {**file_of(row), "error": message_of(result)} if isinstance(result, FAILURES) else result
@@ -328,7 +328,7 @@ class TaskRun:
     # -- the model
 
     def replace(self, **options: Any) -> TaskRun:
-        """Return a copy with other fields of the `TaskModel`, such as the batch size."""
+        """Return a copy with changed fields of the `TaskModel`, such as the batch size."""
         return dataclasses.replace(self, reader=dataclasses.replace(self.reader, **options))
 
     def batches(self, records: Sequence[Record]) -> Iterator[tuple[list[int], Batch]]:
@@ -417,7 +417,7 @@ def checked_rows(task: str, inputs: Any) -> tuple[list[Any], bool]:
     one = isinstance(inputs, str | Mapping) or (raw == ("image",) and not isinstance(inputs, list | tuple))
     several: Any = [inputs] if one else inputs
     if not isinstance(several, Sequence) or isinstance(several, bytes):
-        raise ValueError(f"inputs are a text, or a list of texts; got {type(inputs).__name__}")
+        raise ValueError(f"inputs must be a text or a list of texts; got {type(inputs).__name__}")
     rows: list[Any] = []
     for given in several:
         try:
@@ -443,10 +443,10 @@ def files_in(given: Any, field: str) -> list[Path] | None:
 def labels_of(request: TaskRun, number: int, given: Sequence[str] | None = None) -> list[str]:
     """Return the `number` names of a model's labels: `given`, else the config's, else LABEL_0, LABEL_1, ..."""
     if isinstance(given, str):
-        raise ValueError("labels is a list of names")
+        raise ValueError("labels must be a list of names")
     names = list(request.model.spec.labels if given is None else given)
     names = names or [f"LABEL_{i}" for i in range(number)]
     if len(names) != number:
         whose = "given" if given is not None else "in the config"
-        raise ValueError(f"{len(names)} labels {whose}, and the model has {number}")
+        raise ValueError(f"{len(names)} labels {whose}, but the model has {number}")
     return names

@@ -29,9 +29,9 @@ def task_params(request: TaskRun, name: str) -> dict[str, Any]:
 def options_of(usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Merge options: `given` overrides `usual`, the options of the config."""
     given = {name: value for name, value in given.items() if value is not None}
-    left_out = {"max_length"} if "max_new_tokens" in given else set()
-    left_out |= set(ONLY_BEAMS) if given.get("num_beams") == 1 else set()
-    return {**{name: value for name, value in usual.items() if name not in left_out}, **given}
+    dropped = {"max_length"} if "max_new_tokens" in given else set()
+    dropped |= set(ONLY_BEAMS) if given.get("num_beams") == 1 else set()
+    return {**{name: value for name, value in usual.items() if name not in dropped}, **given}
 
 
 def check_settings(request: TaskRun, options: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from anyformer.train.parallel import local_tensor
 
 
 class Average:
-    """average = decay average + (1 - decay) weights after every step. At first the decay is only (1 + n) / (10 + n), so
+    """average = decay * average + (1 - decay) * weights after every step n. The decay is at most (1 + n) / (10 + n), so
     that the untrained weights are soon forgotten."""
 
     def __init__(self, module: nn.Module, decay: float) -> None:

@@ -12,7 +12,7 @@ from anyformer.parts.base import HasVocabulary
 from anyformer.train.data_summary import class_counts
 from anyformer.train.trainer import Callback, Trainer
 
-MOST = 20_000_000  # tokens to count
+MAX_TOKENS = 20_000_000  # only the first tokens of a split are counted
 WEIGHTS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)  # pseudo-counts of the lower-order model
 
 
@@ -49,7 +49,7 @@ def frequency_baseline(train: list[int], valid: list[int]) -> tuple[float, float
 
 
 def baselines(train: DataSplit, valid: DataSplit, vocab_size: int) -> dict[str, float]:
-    """Nats per token of the validation texts (without the first token of each), from counts in the training texts.
+    """Return the nats per token of the validation texts, without their first tokens, from counts in the training texts.
 
     Bigrams are smoothed by unigrams, and unigrams by the uniform distribution, with Dirichlet priors [MacKay and Peto
     1995]. Their weight is chosen on the validation texts, which favours the baselines.
@@ -65,8 +65,8 @@ def baselines(train: DataSplit, valid: DataSplit, vocab_size: int) -> dict[str, 
     # how often each pair of the validation texts occurs in the training texts
     keys, counts = np.unique(before * vocab_size + after, return_counts=True)
     wanted = v_before * vocab_size + v_after
-    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    both = np.where(keys[place] == wanted, counts[place], 0)
+    index = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    both = np.where(keys[index] == wanted, counts[index], 0)
     first = np.bincount(before, minlength=vocab_size)[v_before]
     bigram = min(float(-np.log((both + w * coarse) / (first + w)).mean()) for w in WEIGHTS)
     return {"unigram": unigram, "bigram": bigram}
@@ -75,7 +75,7 @@ def baselines(train: DataSplit, valid: DataSplit, vocab_size: int) -> dict[str, 
 def _pairs(split: DataSplit) -> tuple[np.ndarray, np.ndarray]:
     """Return each token and the token after it, as two arrays; pairs never cross from one text to the next."""
     text = split.fields["input_ids"]
-    ids = text.read(0, min(int(text.ends[-1]), MOST)).astype(np.int64)
+    ids = text.read(0, min(int(text.ends[-1]), MAX_TOKENS)).astype(np.int64)
     inner = np.ones(max(len(ids) - 1, 0), bool)
     ends = text.ends[1:-1]
     inner[ends[(ends > 0) & (ends < len(ids))] - 1] = False  # from one text into the next

@@ -1,4 +1,4 @@
-"""A one-line summary of the data, and the number of tokens that a model makes of images and audio."""
+"""A one-line summary of the data, and the number of tokens of images and audio."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from anyformer.objectives.objective import Objective
 from anyformer.objectives.recordings import Sounds
 from anyformer.specs.part import walk
 
-SHOWN = 10  # classes with their own count
+MAX_CLASSES = 10  # for more classes, only the smallest and largest count are shown
 RAW = ("pixels", "samples")  # record fields that an embedding turns into tokens
 
 
 def tokens_per_number(spec: Model, objective: Objective, split: DataSplit) -> float:
-    """Tokens per number in the longest field of a record: 1 for text, 65 / 3,072 for an RGB image of 32 x 32 pixels
-    that becomes 64 patches and a class token."""
+    """Return the tokens per number in the longest field of a record: 1 for text, 65 / 3,072 for an RGB image of 32 x 32
+    pixels that becomes 64 patches and a class token."""
     if not split.fields.keys() & {*RAW}:
         return 1.0
     readers: Any = spec.readers
@@ -27,13 +27,13 @@ def tokens_per_number(spec: Model, objective: Objective, split: DataSplit) -> fl
 
 
 def tokens_read(embedding: Any, objective: Objective, split: DataSplit) -> int:
-    """Tokens that one embedding makes of all records."""
+    """Return the number of tokens that one embedding outputs for all records."""
     name = embedding.inputs[0]
     if name == "input_ids":
         return int(split.fields["input_ids"].ends[-1]) if "input_ids" in split.fields else 0
     if name not in ("input_values", "input_features") or "samples" not in split.fields:  # pictures, all of one size
         return len(split) * embedding.vectors(0)
-    sizes = np.diff(split.fields["samples"].ends)  # (records,) samples of each
+    sizes = np.diff(split.fields["samples"].ends)  # (records,) number of samples
     if name == "input_features":
         sounds = next(part for _, part in walk(objective) if isinstance(part, Sounds))
         sizes = np.full_like(sizes, sounds.seconds * sounds.rate) if sounds.form == "mel" else sizes
@@ -43,20 +43,20 @@ def tokens_read(embedding: Any, objective: Objective, split: DataSplit) -> int:
 
 
 def describe_data(splits: Splits, labels: Sequence[str], rate: float) -> str:
-    """One line: "data: train 90 (5,400 tokens; 45 happy, 45 sad), valid 10 (600 tokens; ...)". `rate` is the number of
-    tokens for each number of a record."""
+    """One line: "data: train 90 (5,400 tokens; 45 happy, 45 sad), valid 10 (600 tokens; ...)". `rate` is the
+    number of tokens per number of a record."""
     lines = []
     for name, split in splits.items():
         counts = class_counts(split, labels)
         classes = ", ".join(f"{count:,} {label}" for label, count in counts.items())
-        if len(counts) > SHOWN:
+        if len(counts) > MAX_CLASSES:
             classes = f"{len(counts)} classes, {min(counts.values()):,} to {max(counts.values()):,} of each"
         lines.append(f"{name} {len(split):,} ({round(split.tokens * rate):,} tokens{classes and '; '}{classes})")
     return f"data: {', '.join(lines)}"
 
 
 def class_counts(split: DataSplit, labels: Sequence[str]) -> dict[str, int]:
-    """Records per label; empty if records have no label."""
+    """Return the number of records per label; empty if records have no label."""
     field = split.fields.get("label")
     if not labels or field is None or not field.scalar or field.dtype.kind not in "iu":
         return {}

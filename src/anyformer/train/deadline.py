@@ -9,15 +9,15 @@ from anyformer.train.trainer import Callback, StepResult, Trainer
 
 
 class Deadline(Callback):
-    """Ends training at a given time: after every step it sets the last step to the one that fits into the time. The
-    learning-rate schedule follows, because it depends on the share of steps done.
+    """Ends training at a given time: after every step it sets the number of steps to what fits into the remaining time.
+    The learning-rate schedule follows, because it depends on the share of steps done.
 
-    Recipes do not use it: with it a step depends on the speed of the machine.
+    Recipes do not use it, because results would depend on the speed of the machine.
     """
 
     def __init__(self, end: float, tail: float = 0.0, *, most: int | None = None, slow: int = 0) -> None:
         self.end, self.tail = end, tail  # by time.monotonic(); seconds reserved after the last evaluation
-        self.most, self.slow = most, slow  # steps at most; first steps that are not timed, as they compile
+        self.most, self.slow = most, slow  # most steps to do; first steps that compile and are not timed
         self.evaluating = 0.0  # seconds that the last evaluation took
 
     def on_start(self, trainer: Trainer) -> None:
@@ -25,7 +25,7 @@ class Deadline(Callback):
 
     def on_step(self, trainer: Trainer, result: StepResult) -> None:
         self.now = time.monotonic()
-        if result.step <= self.first:  # launched before on_start: a device is one step behind
+        if result.step <= self.first:  # launched before on_start: results of a device arrive one step late
             return
         if self.slow:
             if result.step >= self.first + self.slow:

@@ -48,16 +48,16 @@ ACCELERATORS = {
 
 
 def accelerator(name: str) -> Accelerator:
-    """An accelerator by name, in any case."""
+    """Return an accelerator by name, ignoring case."""
     for known, each in ACCELERATORS.items():
         if known.lower() == name.lower():
             return each
-    raise ValueError(f"no accelerator {quote(name)}; {nearest(name, ACCELERATORS)} (others: --flops, --memory, --link)")
+    raise ValueError(f"no accelerator {quote(name)}; {nearest(name, ACCELERATORS)} (or: --flops, --memory, --link)")
 
 
 def published_flops(device: str) -> float | None:
-    """FLOPs per second of a device, by its name in torch ("NVIDIA A100-SXM4-80GB"); None if unknown. Whole words match:
-    an L40 is not an L4."""
+    """Return the FLOPs per second of a device by its name in torch ("NVIDIA A100-SXM4-80GB"); None if unknown. Only
+    whole words match: an L40 is not an L4."""
     words = re.split(r"[^0-9A-Za-z]+", device)
     for name, each in ACCELERATORS.items():
         if name.partition("-")[0] in words:

@@ -101,9 +101,9 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the loss, without label smoothing, and the metrics of an evaluation, in batches of `size` examples."""
     trained = loss_module(model, evaluation.task)
-    with split_batches(model, run, split, evaluation, size) as of_objective:
+    with split_batches(model, run, split, evaluation, size) as loader_for:
         plain = evaluation.plain
-        with of_objective(plain) as batches:
+        with loader_for(plain) as batches:
             terms = mean_losses(lambda batch, _: plain.losses(trained, batch), plain, batches, model.device)
         loss = sum(terms.values())
         scores = {"loss": loss, **(terms if len(terms) > 1 else {})}
@@ -121,7 +121,7 @@ def evaluate_by_position(
     task = evaluation.task
     if not isinstance(task, NextToken):
         raise ValueError(f"--by position needs a model that learns the next token, not {type(task).__name__}")
-    with split_batches(model, run, split, evaluation, size) as of_objective, of_objective(task) as steps:
+    with split_batches(model, run, split, evaluation, size) as loader_for, loader_for(task) as steps:
         each = (batch for step in steps for batch, real in zip(step.batches, step.real, strict=True) if real)
         return losses_by_position(model, each)
 

@@ -17,19 +17,19 @@ class Interruptible(Protocol):
 
 @contextlib.contextmanager
 def end_after_step(trainer: Interruptible) -> Iterator[None]:
-    """End the run after its step, with a checkpoint, at the first Ctrl-C or SIGTERM; at once at the second."""
+    """At the first Ctrl-C or SIGTERM, end the run after its step with a checkpoint; at the second, end it at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def ask(number: int, frame: Any) -> None:
+    def on_signal(number: int, frame: Any) -> None:
         if trainer.interrupted:
             raise KeyboardInterrupt
         trainer.interrupted = True
         trainer.stop("interrupted")
 
     signals = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, ask) for number in signals]
+    before = [signal.signal(number, on_signal) for number in signals]
     try:
         yield
     finally:

@@ -36,7 +36,7 @@ class PendingStep:
     numbers: Tensor  # loss terms, number of processes that want to stop, gradient norm
     lr: float
     arrived: torch.cuda.Event | None = None  # the numbers are on the host after this event
-    recorded: bool = False  # whether the pass was captured
+    captured: bool = False  # whether the pass was the replay of a CUDA graph
 
     def read(self) -> list[float]:
         if self.arrived is not None:
@@ -45,8 +45,8 @@ class PendingStep:
 
 
 def copy_to_host(numbers: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-    """Start copying numbers to the host; return the copy and an event that marks its end. A copy that starts only when
-    the numbers are read would queue behind the next step."""
+    """Start copying numbers to the host; return the copy and the event after which it is complete. If the copy started
+    only when the numbers are read, it would queue behind the next step."""
     if numbers.device.type != "cuda":
         return numbers, None
     host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True).copy_(numbers, non_blocking=True)

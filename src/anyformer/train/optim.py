@@ -85,13 +85,13 @@ class Adafactor(Optimizer):
 
 
 class Muon(Optimizer):
-    """Orthogonalized momentum for the matrices of the layers [Jordan et al. 2024], and AdamW
-    for embeddings, heads and vectors. Updates are scaled so that one learning rate fits both [Liu et al. 2025]."""
+    """Orthogonalized momentum for the matrices of the layers [Jordan et al. 2024], and AdamW for embeddings, heads and
+    vectors. Updates are scaled so that one learning rate fits both [Liu et al. 2025]."""
 
     lr: float = 3e-4
     momentum: float = 0.95
     weight_decay: float = 0.1
-    matrices: str = "*.layers.*"  # addresses; only matrices among them
+    matrices: str = "*.layers.*"  # pattern of addresses whose matrices use Muon
     betas: tuple[float, float] = (0.9, 0.95)  # of AdamW
     eps: float = 1e-8
 
@@ -101,7 +101,7 @@ class Muon(Optimizer):
             raise ValueError(f"Muon.matrices: {quote(self.matrices)} matches no matrix of this model")
         rest = [pair for pair in named if all(pair[1] is not p for _, p in inner)]
         slow = all(p.device.type == "cpu" for _, p in inner) and not hardware.has("bf16")
-        kind = WideMuon if slow else torch.optim.Muon
+        kind = Fp32Muon if slow else torch.optim.Muon
         optimizers: list[torch.optim.Optimizer] = [
             kind(
                 [p for _, p in inner],
@@ -117,7 +117,7 @@ class Muon(Optimizer):
         return optimizers
 
 
-class WideMuon(torch.optim.Muon):
+class Fp32Muon(torch.optim.Muon):
     """torch's Muon with the matrix products of its Newton-Schulz steps in fp32 instead of bf16: the same except for
     rounding, with the same state."""
 
@@ -205,8 +205,8 @@ class Optimizers:
 
 
 class Schedule(Part, called=("learning rate schedule", "learning rate scheduler")):
-    """The share of the highest learning rate at step n (from 0) of `steps`. The first `warmup` steps rise linearly; no
-    step has rate 0."""
+    """The share of the highest learning rate at step n (from 0) of `steps`. It rises linearly over the first `warmup`
+    steps; no step has rate 0."""
 
     warmup: int = 0
 
@@ -237,7 +237,7 @@ class Linear(Schedule):
 
     def check(self) -> None:
         super().check()
-        _share(self, "floor")
+        _check_share(self, "floor")
 
     def after_warmup(self, n: int, steps: int) -> float:
         return self.floor + (1 - self.floor) * max(1 - n / steps, 0.0)
@@ -252,7 +252,7 @@ class Cosine(Schedule):
 
     def check(self) -> None:
         super().check()
-        _share(self, "floor")
+        _check_share(self, "floor")
         at_least(self, 1, "over")
 
     def factor(self, n: int, steps: int) -> float:
@@ -263,8 +263,8 @@ class Cosine(Schedule):
 
 
 class WSD(Schedule, called=("warmup-stable-decay",)):
-    """Warmup, stable, decay: constant until the last `decay` steps [Hu et al. 2024]. Shape `sqrt` is 1 - sqrt(share of
-    the decay that is over) [Hagele et al. 2024]."""
+    """Warmup, stable, decay: constant until the last `decay` steps [Hu et al. 2024]. Shape `sqrt` is
+    1 - sqrt(completed share of the decay) [Hagele et al. 2024]."""
 
     decay: int
     floor: float = 0.0
@@ -273,12 +273,12 @@ class WSD(Schedule, called=("warmup-stable-decay",)):
     def check(self) -> None:
         super().check()
         at_least(self, 1, "decay")
-        _share(self, "floor")
+        _check_share(self, "floor")
 
     def after_warmup(self, n: int, steps: int) -> float:
         over = min(max((n - (steps - self.decay)) / self.decay, 0.0), 1.0)
-        falls = {"linear": 1 - over, "cosine": 0.5 * (1 + math.cos(math.pi * over)), "sqrt": 1 - math.sqrt(over)}
-        return self.floor + (1 - self.floor) * falls[self.shape]
+        shapes = {"linear": 1 - over, "cosine": 0.5 * (1 + math.cos(math.pi * over)), "sqrt": 1 - math.sqrt(over)}
+        return self.floor + (1 - self.floor) * shapes[self.shape]
 
 
 class Noam(Schedule, called=("inverse square root",)):
@@ -295,7 +295,7 @@ class Noam(Schedule, called=("inverse square root",)):
         return self.width**-0.5 * min((n + 1) ** -0.5, (n + 1) * self.warmup**-1.5)
 
 
-def _share(part: Part, *names: str) -> None:
+def _check_share(part: Part, *names: str) -> None:
     for name in names:
         if not 0 <= getattr(part, name) <= 1:
             raise ValueError(f"{type(part).__name__}.{name} is {getattr(part, name)}; it must be between 0 and 1")

@@ -1,8 +1,8 @@
 """Distribute a run over processes: `torchrun --nproc-per-node 8 -m anyformer train RECIPE --set mesh.shard=8`.
 
-All wrappers of a module are here, and all are torch's own: DistributedDataParallel for copies of the model, FSDP2
-[Zhao et al. 2023] for sharded parameters, DTensor for tensor parallelism (see shard.py). Losses are divided by the
-weight of the whole batch already, so gradients are summed over processes, not averaged.
+All wrappers of a module are here and come from torch: DistributedDataParallel for copies of the model, FSDP2
+[Zhao et al. 2023] for sharded parameters, DTensor for tensor parallelism (see shard.py). Losses are already
+divided by the weight of the whole batch, so gradients are summed over processes, not averaged.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """This process's shard, in the same memory."""
+    """Return this process's shard of a tensor, in the same memory."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
@@ -193,7 +193,9 @@ class Layout:
         columns = [list(range(first, num, mesh.tensor)) for first in range(mesh.tensor)]
         self.data_group = dist.new_subgroups_by_enumeration(columns)[0] if mesh.tensor > 1 else None  # None: all
         if self.sharded:
-            logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # advises flattening
+            logging.getLogger("torch.distributed.tensor._redistribute").setLevel(
+                logging.ERROR
+            )  # its advice about flattening
             names = ("replicate", "shard", "tensor")
             shape = (replicate, mesh.shard * mesh.expert, mesh.tensor)
             self.mesh = dist.device_mesh.init_device_mesh(device.type, shape, mesh_dim_names=names)
@@ -218,7 +220,7 @@ class Layout:
         for address, stack in step.named_modules():
             if isinstance(stack, StackModule) and stack.part.layer_drop:
                 where = f"{address.removeprefix('module.')}.layer_drop is {stack.part.layer_drop}"
-                raise ValueError(f"{where}: each process would drop other layers; set it to 0, or mesh.shard=1")
+                raise ValueError(f"{where}: each process would drop different layers; set it to 0, or mesh.shard=1")
         if self.tensor > 1:
             from anyformer.train.shard import split
 
@@ -228,7 +230,7 @@ class Layout:
         return step.to(self.device)
 
     def _place_experts(self, model: nn.Module) -> set[nn.Parameter]:
-        """Distribute the experts. Returns the parameters that FSDP2 must ignore: all experts without a second copy."""
+        """Distribute the experts. Returns the parameters that FSDP2 must ignore: experts that only one process has."""
         from torch.distributed.fsdp import fully_shard
 
         from anyformer.train.shard import spread_experts
@@ -253,13 +255,13 @@ class Layout:
                 dist.all_reduce(local_tensor(gradient), group=self.mesh.get_group("tensor"))
 
     def sum_over_processes(self, values: Tensor) -> Tensor:
-        """Sum over the processes' shares of a batch: losses and counts of the whole batch."""
+        """Sum losses or counts over the processes; each process has a share of the batch."""
         if self.data_size > 1:
             dist.all_reduce(values, group=self.data_group)
         return values
 
     def count_requests(self, request: bool) -> Tensor:
-        """Return how many of the processes with the same examples have this request."""
+        """Return how many of the processes that compute a layer together have this request."""
         total = torch.full((), float(request), device=self.device)
         if self.tensor > 1:
             dist.all_reduce(total, group=self.mesh.get_group("tensor"))
@@ -271,8 +273,8 @@ class Layout:
             dist.broadcast(getattr(module, name), 0)
 
     def like(self, module: nn.Module) -> Callable[[str, str, tuple[int, ...]], Tensor | None]:
-        """Return a function from (kind, address, shape) of a checkpoint tensor to a tensor with the sharding to use, or
-        None if it is not sharded."""
+        """Return a function of a checkpoint tensor's (kind, address, shape), which returns a tensor with the sharding
+        to use, or None if it is not sharded."""
         parameters = module.state_dict(keep_vars=True) if self.sharded else {}
 
         def sharded_like(kind: str, address: str, shape: tuple[int, ...]) -> Tensor | None:
@@ -309,9 +311,7 @@ def _fully_shard(step: nn.Module, mesh: Any, ignored: set[nn.Parameter]) -> None
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     blocks = [layer for stack in step.modules() if isinstance(stack, StackModule) for layer in stack.layers]
-    seen: dict[
-        int, int
-    ] = {}  # id of a parameter -> number of blocks that use it; shared parameters are sharded with the root
+    seen: dict[int, int] = {}  # parameter id -> number of blocks; shared parameters are sharded with the root
     for block in blocks:
         for parameter in set(block.parameters()):
             seen[id(parameter)] = seen.get(id(parameter), 0) + 1

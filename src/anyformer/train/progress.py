@@ -14,7 +14,7 @@ import torch
 from anyformer.models import TransformerModule
 from anyformer.train import parallel
 from anyformer.train.device_specs import published_flops
-from anyformer.train.trainer import DTYPES, EVERY, Callback, StepResult, Trainer
+from anyformer.train.trainer import DTYPES, PROGRESS_INTERVAL, Callback, StepResult, Trainer
 from anyformer.weights.io import name_in_errors
 
 
@@ -78,7 +78,7 @@ class Screen(Callback):
     """A progress bar on a terminal, and a line for each evaluation. Without a terminal it also prints a line every
     `every` seconds, so that a log shows progress."""
 
-    def __init__(self, every: float = EVERY) -> None:
+    def __init__(self, every: float = PROGRESS_INTERVAL) -> None:
         self.every, self.speed = every, Speed()
         self.bar: Any = None
         self.last_line_at = time.monotonic()
@@ -183,8 +183,7 @@ class Speed:
     """Tokens per second over the last steps, and the share of the machine's peak."""
 
     def __init__(self) -> None:
-        # exponential sums over steps; a mean of rates would fail if two steps finish at once and the second takes no
-        # time
+        # decayed sums over steps: a mean of rates would be infinite if two steps finish at once
         self.tokens = self.seconds = 0.0
         self.share: float | None = None
         self.flops: float | None = None  # per token
@@ -193,7 +192,7 @@ class Speed:
     def add(self, trainer: Trainer, result: StepResult) -> None:
         self.tokens = 0.9 * self.tokens + result.tokens
         self.seconds = 0.9 * self.seconds + result.seconds
-        if self.flops is None and result.step > 1:  # the first step is slow already
+        if self.flops is None and result.step > 1:  # step 1 is slow already; do not add to it
             # with sharded parameters one process cannot run the model
             self.flops = 0.0 if trainer.layout.sharded else flops_per_token(trainer)
             self.peak = peak(trainer.device, trainer.run.precision) * parallel.world_size()

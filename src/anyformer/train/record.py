@@ -6,7 +6,7 @@ are fixed at capture, so every graph is compared with ordinary passes, with othe
 differ, or a step cannot be captured, a message says why and training continues without capture.
 
 If `record` is null, a few steps are timed (`LaunchClock`) and capture is used if it helps: if the host spends more than
-half of the step's device time (`BOUND`) on launching, and memory suffices.
+half of the step's device time (`MAX_LAUNCH_SHARE`) on launching, and memory suffices.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from anyformer.objectives.objective import Batch, Objective
 Terms = dict[str, Tensor]
 Pass = Callable[[Batch, Terms], Terms]  # (batch, divisors) -> terms; accumulates gradients in the parameters
 
-WARM = 3  # ordinary passes per batch shape before capture: they select and compile kernels
-MOST = 8  # captured shapes at most; each keeps its activations
-SETTLE, MEASURED = 6, 5  # steps before timing begins (they compile kernels); timed steps
-BOUND = 0.5  # share of the device's time; a slower host delays the device as soon as it has other work
-CLOSE = 1e-2  # relative tolerance of losses and gradient norms: same kernels, different summation order
+WARMUP_PASSES = 3  # ordinary passes per batch shape before capture, which select and compile kernels
+MAX_GRAPHS = 8  # most batch shapes to capture; each graph keeps its activations
+UNTIMED_STEPS, TIMED_STEPS = 6, 5  # the first steps compile kernels and are not timed
+MAX_LAUNCH_SHARE = 0.5  # capture if launching takes more than this share of the device time: a busy host would delay it
+TOLERANCE = 1e-2  # relative tolerance of losses and gradient norms: same kernels, different summation order
 
 
 def refusal(
@@ -55,7 +55,7 @@ class Measures(NamedTuple):
 
     host: float  # seconds until all kernels were launched
     device: float  # seconds from the first kernel to the last, waiting for the host included
-    needed: int  # peak bytes that a step allocates in addition to what is allocated between steps
+    needed: int  # peak bytes of a step, in addition to those allocated between steps
     room: int  # free bytes between steps
 
 
@@ -63,7 +63,7 @@ def decide(steps: Sequence[Measures]) -> tuple[bool, str]:
     """Return whether to capture steps with these measures, and why."""
     host, device = (statistics.median(getattr(step, name) for step in steps) for name in ("host", "device"))
     times = f"launching a step takes {1000 * host:.1f} ms, the device {1000 * device:.1f} ms"
-    if host < BOUND * device:
+    if host < MAX_LAUNCH_SHARE * device:
         return False, f"steps are launched one kernel at a time: {times}"
     needed, room = max(step.needed for step in steps), min(step.room for step in steps)
     if 2 * needed > room:  # a captured step keeps its memory, and ordinary steps need theirs too
@@ -76,14 +76,14 @@ Result = TypeVar("Result")
 
 
 class LaunchClock:
-    """Launches steps and, after the first SETTLE steps, times them. `steps` has the measures."""
+    """Launches steps, and times them after the first UNTIMED_STEPS; `steps` has the measures."""
 
     def __init__(self) -> None:
         self.seen, self.steps = 0, list[Measures]()
 
     def __call__(self, launch: Callable[..., Result], *args: Any) -> Result:
         self.seen += 1
-        if self.seen <= SETTLE:
+        if self.seen <= UNTIMED_STEPS:
             return launch(*args)
         torch.cuda.synchronize()  # a full queue would make the host wait
         before, (free, _) = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()
@@ -110,43 +110,43 @@ class CapturedPass(NamedTuple):
     gradients: list[Tensor | None]
 
     def __call__(self, batch: Batch, divisors: Terms) -> Terms:
-        for here, given in ((self.batch, batch), (self.divisors, divisors)):
-            for name, tensor in given.items():
-                here[name].copy_(tensor, non_blocking=True)
+        for captured, new in ((self.batch, batch), (self.divisors, divisors)):
+            for name, tensor in new.items():
+                captured[name].copy_(tensor, non_blocking=True)
         self.graph.replay()
         return self.terms
 
 
 class Recorder:
-    """Runs `do`, and captures it in a CUDA graph after WARM passes with the same batch shape. `seed(n)` seeds the
-    random generators; `tell` gets a message if capture fails."""
+    """Runs `do`, and captures it in a CUDA graph after WARMUP_PASSES passes with the same batch shape. `seed(n)` seeds
+    the random generators; `tell(message)` reports a failed capture."""
 
     def __init__(self, do: Pass, module: nn.Module, seed: Callable[[int], None], tell: Callable[[str], None]) -> None:
         self.do, self.module, self.seed, self.tell = do, module, seed, tell
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.seen: Counter[Any] = Counter()
-        self.recordings: dict[Any, CapturedPass] = {}
+        self.captured: dict[Any, CapturedPass] = {}
         self.given_up = False
         self.used_graph = False  # whether the last pass was a captured one
 
     def __call__(self, batch: Batch, divisors: Terms, step: int) -> Terms:
         shape = (*((name, tensor.shape, tensor.dtype) for name, tensor in batch.items()), *divisors)
         self.seen[shape] += 1
-        if self.seen[shape] == WARM + 1 and not self.given_up and len(self.recordings) < MOST:
+        if self.seen[shape] == WARMUP_PASSES + 1 and not self.given_up and len(self.captured) < MAX_GRAPHS:
             self.try_capture(shape, batch, divisors, step)
-        self.used_graph = (recording := self.recordings.get(shape)) is not None
-        if recording is None:
+        self.used_graph = (captured := self.captured.get(shape)) is not None
+        if captured is None:
             return self.do(batch, divisors)
-        terms = recording(batch, divisors)
-        for parameter, gradient in zip(self.parameters, recording.gradients, strict=True):
+        terms = captured(batch, divisors)
+        for parameter, gradient in zip(self.parameters, captured.gradients, strict=True):
             parameter.grad = gradient
         return terms
 
     def try_capture(self, shape: Any, batch: Batch, divisors: Terms, step: int) -> None:
         kept = [buffer.clone() for buffer in self.module.buffers()]  # trial passes must not change statistics
         try:
-            recording = self.record(batch, divisors)
-            why = self.difference(recording, batch, divisors, step)
+            captured = self.capture_pass(batch, divisors)
+            why = self.difference(captured, batch, divisors, step)
         except RuntimeError as error:
             why = str(error).strip().splitlines()[0]
         for buffer, before in zip(self.module.buffers(), kept, strict=True):
@@ -154,12 +154,12 @@ class Recorder:
         self.clear_gradients()
         if why:
             self.given_up = True
-            self.tell(f"the step was not captured, training continues without: {why}")
+            self.tell(f"the step was not captured, training continues without capture: {why}")
         else:
-            self.recordings[shape] = recording
+            self.captured[shape] = captured
         self.seed(step)
 
-    def record(self, batch: Batch, divisors: Terms) -> CapturedPass:
+    def capture_pass(self, batch: Batch, divisors: Terms) -> CapturedPass:
         batch = {name: tensor.clone() for name, tensor in batch.items()}
         divisors = {name: tensor.clone() for name, tensor in divisors.items()}
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
@@ -179,29 +179,29 @@ class Recorder:
                 raise
         return CapturedPass(graph, batch, divisors, terms, [p.grad for p in self.parameters])
 
-    def difference(self, recording: CapturedPass, batch: Batch, divisors: Terms, step: int) -> str:
+    def difference(self, captured: CapturedPass, batch: Batch, divisors: Terms, step: int) -> str:
         """Describe the first difference between captured and ordinary passes with the same seeds; "" if they agree."""
         for number in (step, step + 1, step + 2):
             self.clear_gradients()
             self.seed(number)
             wanted = measures(self.do(batch, divisors), [p.grad for p in self.parameters])
             self.seed(number)
-            actual = measures(recording(batch, divisors), recording.gradients)
+            actual = measures(captured(batch, divisors), captured.gradients)
             for name, value in wanted.items():
-                if not abs(actual[name] - value) <= CLOSE * max(abs(value), 1e-6):
+                if not abs(actual[name] - value) <= TOLERANCE * max(abs(value), 1e-6):
                     return f"{name} was {actual[name]:.6g} in the captured pass and {value:.6g} in an ordinary one"
         return ""
 
     def explain_nonfinite(self, batch: Batch, divisors: Terms, step: int) -> str:
-        """Say whether the gradient is finite without capture, by an ordinary pass of the same step. It uses the current
-        weights: the next step may already have been launched."""
+        """Return the end of an error message: whether the gradient is finite in an ordinary pass of the same step. It
+        uses the current weights, which the next step may have changed already."""
         self.clear_gradients()
         self.seed(step)
         self.do(batch, divisors)
         finite = all(bool(p.grad.isfinite().all()) for p in self.parameters if p.grad is not None)
         self.clear_gradients()
         if finite:
-            return ", but only as captured: in an ordinary pass the gradient is finite (try record=false)"
+            return ", but only in the captured pass; in an ordinary pass the gradient is finite (try record=false)"
         return ", in an ordinary pass too"
 
     def clear_gradients(self) -> None:

@@ -59,18 +59,18 @@ def outcome(folder: Path, baselines: dict[str, float]) -> list[str]:
     """Return the last lines of a run's log: the step of its model, the score that selected it, its loss, and whether
     the loss beats the baselines."""
     lines = read_metrics(folder)
-    found = result(folder, lines)
-    if found is None:
+    best = result(folder, lines)
+    if best is None:
         return []
-    last, loss = max(line["step"] for line in lines), found["valid/loss"]
+    last, loss = max(line["step"] for line in lines), best["valid/loss"]
     verdict = f", which {compare_with_baselines(loss, baselines)}" if baselines else ""
     if not best_steps(folder):
-        return [f"validation loss {loss:.3f} after step {found['step']:,}{verdict}"]
+        return [f"validation loss {loss:.3f} after step {best['step']:,}{verdict}"]
     score = best_by(folder)
-    chosen = "" if score == "loss" else f"{score} {found[f'valid/{score}']:.4g}, "
-    messages = [f"best validation: step {found['step']:,}, {chosen}loss {loss:.3f}{verdict}"]
-    if found["step"] != last:
-        messages.append(f"{folder} is the model of step {found['step']:,}; {folder}@last is the model of step {last:,}")
+    chosen = "" if score == "loss" else f"{score} {best[f'valid/{score}']:.4g}, "
+    messages = [f"best validation: step {best['step']:,}, {chosen}loss {loss:.3f}{verdict}"]
+    if best["step"] != last:
+        messages.append(f"{folder} is the model of step {best['step']:,}; {folder}@last is the model of step {last:,}")
     return messages
 
 
@@ -86,16 +86,16 @@ def curve(lines: list[dict[str, Any]], baselines: dict[str, float]) -> bytes | N
     if steps:
         axes.plot(*zip(*steps), color="#b8c4d8", linewidth=0.7)
         axes.plot(*zip(*smooth(steps)), color="#2f5c9e", label="training")
-    found = [(line["step"], line["valid/loss"]) for line in lines if "valid/loss" in line]
-    if found:
-        axes.plot(*zip(*found), color="#c2552d", marker="o", label="validation")
+    valid = [(line["step"], line["valid/loss"]) for line in lines if "valid/loss" in line]
+    if valid:
+        axes.plot(*zip(*valid), color="#c2552d", marker="o", label="validation")
     for name, value in baselines.items():
         axes.axhline(value, color="#777777", linestyle=":", linewidth=1)
         axes.annotate(name, (0, value), color="#555555", fontsize=8, va="bottom")
     axes.set(xlabel="step", ylabel="loss (nats per token)" if baselines else "loss")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    if steps or found:
+    if steps or valid:
         axes.legend(frameon=False)
     out = io.BytesIO()
     figure.savefig(out, format="png")
@@ -116,21 +116,21 @@ def page(folder: Path, lines: list[dict[str, Any]], picture: bytes | None, basel
     run, environment = read_json(folder / "run.json"), read_json(folder / "environment.json")
     steps = [line for line in lines if "loss" in line]
     valid = [line for line in lines if "valid/loss" in line]
-    found = result(folder, lines)
+    best = result(folder, lines)
     rows: list[tuple[str, str]] = []
     if steps:
         last = steps[-1]
         rows += [("steps", f"{last['step']:,}"), ("tokens seen", f"{last['tokens']:,}")]
         rows += [("time in steps", f"{last['seconds']:,.0f} s"), ("last training loss", f"{last['loss']:.4f}")]
-    if found is not None:
+    if best is not None:
         why = f", the best by {best_by(folder)}" if best_steps(folder) else ""
-        rows += [("model of step", f"{found['step']:,}{why}"), ("validation loss", f"{found['valid/loss']:.4f}")]
-        rows += [(name, f"{value:.4g}") for name, value in found.items() if name not in ("step", "valid/loss")]
-        if found is not valid[-1]:
+        rows += [("model of step", f"{best['step']:,}{why}"), ("validation loss", f"{best['valid/loss']:.4f}")]
+        rows += [(name, f"{value:.4g}") for name, value in best.items() if name not in ("step", "valid/loss")]
+        if best is not valid[-1]:
             rows += [("last validation loss", f"{valid[-1]['valid/loss']:.4f}")]
     rows += [(f"{name} baseline", f"{value:.4f}") for name, value in baselines.items()]
-    if found is not None and baselines:
-        rows += [("result", f"the model {compare_with_baselines(found['valid/loss'], baselines)}")]
+    if best is not None and baselines:
+        rows += [("result", f"the model {compare_with_baselines(best['valid/loss'], baselines)}")]
     names = ("seed", "anyformer", "torch", "cores", "gpu", "commit")
     rows += [(name, str(environment[name])) for name in names if name in environment]
     samples = [line for line in lines if "text" in line]

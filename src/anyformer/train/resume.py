@@ -96,9 +96,9 @@ def read(folder: Path, like: Like | None = None) -> Saved:
     if in_pieces(folder):
         pieces = Pieces(folder)
         stored = {*pieces.names}
-        learnt = any(name.startswith("weights/") for name in stored)
+        has_weights = any(name.startswith("weights/") for name in stored)
         targets = {}
-        for name in sorted(stored if not learnt else {n for n in stored if not n.startswith(MODEL)}):
+        for name in sorted(stored if not has_weights else {n for n in stored if not n.startswith(MODEL)}):
             kind, _, address = name.partition("/")
             kind = "weights" if kind == "model" else kind
             model = like(kind, address, pieces.shape(name)) if like else None
@@ -134,7 +134,7 @@ def gather_model(model: TransformerModule, device: torch.device) -> Any:
 
 @torch.no_grad()
 def fill(module: torch.nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy weights into a module in place. Of tied tensors, one name must be present."""
+    """Copy weights into a module in place. One name per group of tied tensors is enough."""
     targets = module.state_dict(keep_vars=True)
     names: dict[int, list[str]] = {}
     for name, tensor in targets.items():

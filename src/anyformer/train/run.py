@@ -111,9 +111,7 @@ class Run(Part):
     schedule: Schedule = Constant()
     batch: Batch
     steps: int
-    precision: Literal["fp32", "bf16", "bf16-stream", "fp16"] = (
-        "fp32"  # mixed precision; bf16-stream: the residual stream too
-    )
+    precision: Literal["fp32", "bf16", "bf16-stream", "fp16"] = "fp32"  # mixed; bf16-stream: also the residual stream
     clip: float | None = 1.0  # gradient clipping: the maximum norm over all parameters
     ema: float | None = None  # decay of an exponential moving average of the weights, which is evaluated and saved
     recompute: tuple[str, ...] = ()  # gradient checkpointing: addresses whose activations are recomputed
@@ -175,8 +173,8 @@ def model_of(name: str) -> Model | Pretrained:
         return Pretrained(path=name) if not stored or has_weights(weights_folder(path)) else read_spec(path)
     if path.is_file() and read_json(path).get("kind", "Run") == "Run":
         return read_run(path).model
-    typed = "/" not in name and nearest(name, described).startswith("did you mean")  # a misspelt name, not a hub id
-    if path.is_file() or path.suffix == ".json" or name in described or typed:
+    is_typo = "/" not in name and nearest(name, described).startswith("did you mean")  # a misspelt name, not a hub id
+    if path.is_file() or path.suffix == ".json" or name in described or is_typo:
         return spec(path if path.suffix == ".json" else name)
     return Pretrained(path=name)
 
@@ -187,7 +185,7 @@ def description_of(model: Model | Pretrained) -> Model:
 
 
 # fields that may change when a run is resumed: its length, its reports, and how a step is computed
-FREE = (
+MAY_CHANGE = (
     "name",
     "steps",
     "keep",
@@ -196,13 +194,13 @@ FREE = (
     "record",
     "recompute",
     "batch.micro",
-    *(f"evaluate.{name}" for name, _ in Evaluate().items() if name != "best"),  # so that scores are comparable
+    *(f"evaluate.{name}" for name, _ in Evaluate().items() if name != "best"),  # scores must stay comparable
 )
 
 
 def differences(old: Run, new: Run) -> list[str]:
     """Return a line "path: OLD then, NEW now" for every changed field that affects training."""
-    return [line for path, line in _compare("", encode(old), encode(new)) if not path.startswith(FREE)]
+    return [line for path, line in _compare("", encode(old), encode(new)) if not path.startswith(MAY_CHANGE)]
 
 
 def _compare(path: str, old: Any, new: Any) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from anyformer.specs.part import Part, Table, hints, kinds_for, slot_types
 from anyformer.specs.slots import ANY, fields_of, needs_kind, only_kind, slots_of
 from anyformer.train.run import Run, every_kind
 
-PLAIN = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null", None: "null"}
+JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null", None: "null"}
 
 
 def schema() -> dict[str, Any]:
@@ -54,13 +54,13 @@ def object_schema(kind: type[Part], defined: dict[str, Any]) -> dict[str, Any]:
             entry["default"] = encode(field.default)
         elif field.default_factory is dataclasses.MISSING:
             required.append(field.name)
-    others = value_schema(slots_of(kind)[ANY], defined) if kind.open_fields else False
+    additional = value_schema(slots_of(kind)[ANY], defined) if kind.open_fields else False
     return {
         "type": "object",
         "description": " ".join((kind.__doc__ or "").split()),
         "properties": properties,
         "required": required,
-        "additionalProperties": others,
+        "additionalProperties": additional,
     }
 
 
@@ -72,9 +72,9 @@ def value_schema(hint: Any, defined: dict[str, Any]) -> dict[str, Any]:
     if origin is Literal:
         return {"enum": [*inner]}
     if needs_kind(hint):
-        others = [value_schema(each, defined) for each in inner if not slot_types(each)]
+        additional = [value_schema(each, defined) for each in inner if not slot_types(each)]
         part = {"$ref": f"#/$defs/{define_slot(hint, defined)}"}
-        return {"anyOf": [part, *others]} if others else part
+        return {"anyOf": [part, *additional]} if additional else part
     if origin in (typing.Union, types.UnionType):
         return {"anyOf": [value_schema(each, defined) for each in inner]}
     if origin is tuple and inner[1:] == (...,):
@@ -97,7 +97,7 @@ def value_schema(hint: Any, defined: dict[str, Any]) -> dict[str, Any]:
         return {"anyOf": [{**items, "not": {"required": ["kind"]}}, named]}
     if hint is Part:
         return {"type": "object", "required": ["kind"]}
-    return {"type": PLAIN[hint]}
+    return {"type": JSON_TYPES[hint]}
 
 
 def define_slot(hint: Any, defined: dict[str, Any]) -> str:

@@ -13,12 +13,12 @@ from anyformer.train.trainer import Trainer
 
 
 def training_metrics(run: Run, objective: Objective, tokenizer: Any, split: DataSplit | None, pad: int) -> Any:
-    """`Trainer(metrics=...)` for the metrics in `evaluate.metrics`; None if there are none."""
+    """Return the `metrics` argument of a Trainer that computes `evaluate.metrics`; None if there are none."""
     valid = run.data.splits.get("valid")
     if not run.evaluate.metrics or valid is None:
         return None
-    some = run.evaluate.batches
-    most = some * run.batch.examples if some is not None and run.batch.examples is not None else None
+    limit = run.evaluate.batches
+    most = limit * run.batch.examples if limit is not None and run.batch.examples is not None else None
     evaluation = Evaluation(
         valid,
         objective,
@@ -40,7 +40,7 @@ def training_metrics(run: Run, objective: Objective, tokenizer: Any, split: Data
                     plain,
                     batches,
                     trainer.device,
-                    some,
+                    limit,
                     trainer.layout.sum_over_processes,
                 )
             return sum(means.values())

@@ -1,11 +1,11 @@
-"""Tensor and expert parallelism by addresses.
+"""Tensor and expert parallelism.
 
-Tensor parallelism [Shoeybi et al. 2019]: several processes compute each layer together.
-
-q, k, v, gate and up are split by output (heads, inner features), o and down by input, and their results are summed.
-Each expert lives in one process. Everything else (norms, embeddings, model heads, other mixers) is replicated.
-Expert parallelism [Lepikhin et al. 2020]: processes with different examples have different experts; tokens travel.
-Parameters are DTensors, which FSDP2 and checkpoints understand. H heads, E experts.
+Tensor parallelism [Shoeybi et al. 2019]: several processes compute each layer together. q, k, v, gate and up are split
+by output (heads, inner features), o and down by input, and the results of o and down are summed over processes. Each
+process keeps some of the experts. Everything else (norms, embeddings, model heads, other mixers) is replicated.
+Expert parallelism [Lepikhin et al. 2020]: processes read different examples and keep different experts; each token is
+sent to the processes of its experts. Parameters are DTensors, which FSDP2 and checkpoints understand.
+H heads, E experts.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ def split(model: nn.Module, mesh: Any) -> list[tuple[nn.Module, str]]:
     partial: list[tuple[nn.Module, str]] = []
     for module in model.modules():
         if isinstance(module, AttentionModule) and type(module) in ATTENTIONS:
-            module.register_forward_pre_hook(functools.partial(_own_bias, mesh))
+            module.register_forward_pre_hook(functools.partial(_local_bias, mesh))
             if isinstance(module.position, STATIC):
-                module.position.bias = functools.partial(_own_position, mesh, module.position.bias)  # type: ignore
-            for norm in (module.q_norm, module.k_norm):  # over heads; this process has only some of them
+                module.position.bias = functools.partial(_local_position, mesh, module.position.bias)  # type: ignore
+            for norm in (module.q_norm, module.k_norm):  # shared by all heads; this process has only some heads
                 partial += [] if norm is None else [(norm, name) for name, _ in norm.named_parameters()]
         elif isinstance(module, ExpertsModule):
             _split_experts(module, mesh)
@@ -108,27 +108,27 @@ def _share_input(x: Tensor, mesh: Any) -> Tensor:
 
 
 def _sum_partial(x: Tensor, mesh: Any) -> Tensor:
-    """Sum over processes, replicated."""
+    """Sum a partial tensor over processes; every process gets the sum."""
     return DTensor.from_local(x, mesh, [Partial()], run_check=False).redistribute(placements=[Replicate()]).to_local()
 
 
-def _own_heads(x: Tensor, mesh: Any) -> Tensor:
-    """Return the slice of a replicated (.., H, T, S) tensor that belongs to the heads of this process."""
+def _local_heads(x: Tensor, mesh: Any) -> Tensor:
+    """Return this process's heads of a replicated (.., H, T, S) tensor."""
     heads = [Shard(x.dim() - 3)]
     return DTensor.from_local(x, mesh, [Replicate()], run_check=False).redistribute(placements=heads).to_local()
 
 
-def _own_bias(mesh: Any, module: AttentionModule, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Forward pre-hook of an attention: slice the bias that the layers share to the heads of this process."""
+def _local_bias(mesh: Any, module: AttentionModule, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Forward pre-hook of an attention: keep only this process's heads of the bias that all layers share."""
     x, ctx = args
     if ctx.bias is not None and not module.part.memory:
-        ctx = dataclasses.replace(ctx, bias=_own_heads(ctx.bias, mesh))
+        ctx = dataclasses.replace(ctx, bias=_local_heads(ctx.bias, mesh))
     return x, ctx
 
 
-def _own_position(mesh: Any, inner: Any, q: Tensor, *args: Any) -> tuple[Tensor, Tensor | None]:
+def _local_position(mesh: Any, inner: Any, q: Tensor, *args: Any) -> tuple[Tensor, Tensor | None]:
     q, bias = inner(q, *args)
-    return q, None if bias is None else _own_heads(bias, mesh)
+    return q, None if bias is None else _local_heads(bias, mesh)
 
 
 # -- experts ----------------------------------------------------------------------------------------------------------
@@ -148,49 +148,49 @@ def _keep_experts(module: ExpertsModule, mesh: Any) -> None:
 
 
 def _local_experts(mesh: Any, module: ExpertsModule, inner: Any, x: Tensor, routing: Routing) -> Tensor:
-    mine = routing.experts - mesh.get_local_rank() * module.num_experts
-    here = (mine >= 0) & (mine < module.num_experts)
-    weights = torch.where(here, _share_input(routing.weights, mesh), 0)
-    own = Routing(torch.where(here, mine, module.num_experts), weights, routing.logits)
-    with _plain(module):
-        return _sum_partial(inner(_share_input(x, mesh), own), mesh)
+    index = routing.experts - mesh.get_local_rank() * module.num_experts
+    is_local = (index >= 0) & (index < module.num_experts)
+    weights = torch.where(is_local, _share_input(routing.weights, mesh), 0)
+    local = Routing(torch.where(is_local, index, module.num_experts), weights, routing.logits)
+    with _local_parameters(module):
+        return _sum_partial(inner(_share_input(x, mesh), local), mesh)
 
 
 def check_experts(model: nn.Module, num: int) -> list[ExpertsModule]:
-    """Return all expert modules; ValueError if there are none or `num` does not divide their number of experts."""
-    found = {address: module for address, module in model.named_modules() if isinstance(module, ExpertsModule)}
-    if not found:
+    """Return all expert modules; ValueError if num_sent are none or `num` does not divide their number of experts."""
+    expert_modules = {address: module for address, module in model.named_modules() if isinstance(module, ExpertsModule)}
+    if not expert_modules:
         raise ValueError("this model has no experts to split over processes; set mesh.expert=1")
-    for address, module in found.items():
+    for address, module in expert_modules.items():
         _check_divides(f"{address}: {module.num_experts} experts", module.num_experts, num, "expert")
-    return [*found.values()]
+    return [*expert_modules.values()]
 
 
 def spread_experts(model: nn.Module, mesh: Any) -> list[ExpertsModule]:
     """Apply expert parallelism in place: each process of the mesh keeps E / num experts per layer and receives the
     tokens that all processes route to them. Returns the expert modules."""
-    found = check_experts(model, mesh.size())
-    for module in found:
+    expert_modules = check_experts(model, mesh.size())
+    for module in expert_modules:
         _keep_experts(module, mesh)
-        module.forward = functools.partial(_travel, mesh, module, module.forward)  # type: ignore[method-assign]
-    return found
+        module.forward = functools.partial(_exchange_tokens, mesh, module, module.forward)  # type: ignore[method-assign]
+    return expert_modules
 
 
-def _travel(mesh: Any, module: ExpertsModule, inner: Any, x: Tensor, routing: Routing) -> Tensor:
-    """(N, D) -> (N, D): send tokens to the processes of their experts and receive the experts' outputs."""
+def _exchange_tokens(mesh: Any, module: ExpertsModule, inner: Any, x: Tensor, routing: Routing) -> Tensor:
+    """(N, D) -> (N, D): send tokens to the processes of their experts, and receive the outputs."""
     num, E, k, group = mesh.size(), module.num_experts, routing.experts.shape[1], mesh.get_group()
     chosen, order = routing.experts.flatten().sort(stable=True)
     sent = torch.bincount(chosen // E, minlength=num + 1)[:num]  # tokens without an expert are not sent
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
-    there, back = sent.tolist(), received.tolist()
-    order = order[: sum(there)]
-    with _plain(module):
-        rows = cast(x, x)[0].index_select(0, order // k)  # in the precision of the products
-        rows = _Exchange.apply(rows, back, there, group)
-        experts = _Exchange.apply(chosen[: len(order)] % E, back, there, group)[:, None]
+    num_sent, num_received = sent.tolist(), received.tolist()
+    order = order[: sum(num_sent)]
+    with _local_parameters(module):
+        rows = cast(x, x)[0].index_select(0, order // k)  # in the dtype of the matrix products
+        rows = _Exchange.apply(rows, num_received, num_sent, group)
+        experts = _Exchange.apply(chosen[: len(order)] % E, num_received, num_sent, group)[:, None]
         y = inner(rows, Routing(experts, torch.ones_like(experts, dtype=rows.dtype), routing.logits))
-    y = _Exchange.apply(y, there, back, group) * routing.weights.flatten()[order, None]
+    y = _Exchange.apply(y, num_sent, num_received, group) * routing.weights.flatten()[order, None]
     return y.new_zeros(x.shape).index_add(0, order // k, y).to(x.dtype)
 
 
@@ -210,11 +210,11 @@ class _Exchange(torch.autograd.Function):
 
 
 @contextlib.contextmanager
-def _plain(module: nn.Module) -> Iterator[None]:
+def _local_parameters(module: nn.Module) -> Iterator[None]:
     """Replace DTensor parameters by their local tensors, which our kernels need."""
     kept = module._parameters
-    plain = {name: p.to_local() if isinstance(p, DTensor) else p for name, p in kept.items()}
-    module.__dict__["_parameters"] = plain
+    local = {name: p.to_local() if isinstance(p, DTensor) else p for name, p in kept.items()}
+    module.__dict__["_parameters"] = local
     try:
         yield
     finally:

@@ -44,7 +44,7 @@ from anyformer.train.learning_plan import LearningPlan, Phase, row_length
 from anyformer.train.progress import format_epochs
 from anyformer.train.run import Pretrained, Run, differences, read_run
 from anyformer.train.scoring import training_metrics
-from anyformer.train.trainer import EVERY, Callback, Trainer
+from anyformer.train.trainer import PROGRESS_INTERVAL, Callback, Trainer
 from anyformer.transforms import lora
 from anyformer.transforms.freeze import freeze
 from anyformer.weights import hub, manifest
@@ -77,7 +77,7 @@ def setup(
     records: Path | None = None,
 ) -> Trainer:
     """Prepare the folder, the vocabulary, the data and the model, and return the trainer. `records` is the folder of
-    the prepared data (default: the run's folder/data); runs on the same data can share it."""
+    the prepared data (default: `folder`/data); runs on the same data can share it."""
     folder = Path(folder)
     records = records or folder / "data"
     layout = parallel.Layout(run.mesh, parallel.start(device))
@@ -144,7 +144,7 @@ def loaders(
     layout: parallel.Layout,
     rate: float,
 ) -> tuple[Callable[[int], Any], Callable[[], Loader] | None]:
-    """Return functions that load the training batches from a step on, and one evaluation (None if there is no data)."""
+    """Return a function that loads the training batches from a step on, and one for validation (None without data)."""
     process = {"rank": layout.data_rank, "world_size": layout.data_size}
     options: dict[str, Any] = {**process, "micro": run.batch.micro, "pad": filler(tokenizer), "rate": rate}
 
@@ -214,7 +214,7 @@ def prepare_folder(run: Run, folder: Path, resume: bool, lock: FolderLock) -> bo
     """Create the run's folder, or check that it belongs to this run. Returns whether it had no run before."""
     path = folder / "run.json"
     check_free(folder, "--out DIR names one", marks=("run.json", "environment.json", ".lock"))
-    begun, again = path.is_file(), parallel.restart_count() > 0  # torchrun repeats the first command
+    begun, again = path.is_file(), parallel.restart_count() > 0  # after a restart, torchrun repeats the first command
     if begun and manifest.steps(folder) and not resume and not again:
         raise ValueError(f"{folder} already has a run: --resume continues it, --out DIR starts another")
     if resume and not begun and not again:
@@ -233,7 +233,7 @@ def prepare_folder(run: Run, folder: Path, resume: bool, lock: FolderLock) -> bo
         changed = differences(read_run(path), run)
         if changed:
             more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
-            raise ValueError(f"{folder} has another run: {'; '.join(changed[:3])}{more}; --out DIR starts a new one")
+            raise ValueError(f"{folder} has a different run: {'; '.join(changed[:3])}{more}; choose another --out DIR")
         return False
     write_json(folder / "environment.json", environment(run))
     temporary = folder / ".run.json.tmp"
@@ -329,7 +329,7 @@ def write_input_files(
     if settings:
         path = folder / "tokenizer_config.json"
         write_json(path, {**(read_json(path) if path.is_file() else {}), **settings})
-    objective.write_settings(folder)  # again: copy_tokenizer may have copied other settings
+    objective.write_settings(folder)  # again: copy_tokenizer may have overwritten them
     return folder
 
 
@@ -359,7 +359,7 @@ def make_model(run: Run, tokenizer: Tokenizer | None) -> Any:
         with contextlib.suppress(FileNotFoundError):
             if tokenizer_digest(Tokenizer.load(hub.resolve(run.model.path))) != tokenizer_digest(tokenizer):
                 raise ValueError(
-                    f"vocabulary: the weights of {run.model.path} were trained with another one; leave it out"
+                    f"vocabulary: the weights of {run.model.path} were trained with a different one; leave it out"
                 )
     return model
 
@@ -370,8 +370,8 @@ def labels_of(objective: Objective) -> tuple[str, ...]:
 
 
 def fit_vocabulary(run: Run, tokenizer: Tokenizer | None, tell: Tell) -> Run:
-    """Return the run with token tables that fit `vocabulary.size`: if they differ from it, each table gets one row per
-    token of the vocabulary that was built.
+    """Return the run with token tables that fit the vocabulary: if their size is not `vocabulary.size`, each table gets
+    one row per token of the vocabulary that was built.
 
     Nothing changes if the size of the vocabulary cannot be chosen, if the tables have pretrained weights, or if the
     description names token ids (placeholders of towers)."""
@@ -386,7 +386,7 @@ def fit_vocabulary(run: Run, tokenizer: Tokenizer | None, tell: Tell) -> Run:
     if {*sizes.values()} <= {run.vocabulary.size + extra}:
         return run
     described, size = " and ".join(f"{each:,}" for each in sorted({*sizes.values()})), len(tokenizer) + extra
-    tell(f"the model's vocabulary has {size:,} tokens, as many as the texts gave (described: {described})")
+    tell(f"the model's vocabulary has {size:,} tokens, as many as were found in the texts (described: {described})")
     return run.replace(model=override(run.model, {f"{path}.vocab_size": size for path in sizes}))
 
 
@@ -436,8 +436,8 @@ def load_pretrained(part: Pretrained, seed: int, labels: tuple[str, ...] = (), p
 
 @torch.no_grad()
 def name_labels(model: TransformerModule, labels: tuple[str, ...]) -> None:
-    """Give the model the objective's labels. If it has the same labels in another order, the rows of its head are
-    reordered: a label keeps the weights that were learned for it."""
+    """Give the model the objective's labels. If it has the same labels in a different order, the rows of its head
+    are reordered, so that each label keeps its learned weights."""
     known, out = model.spec.labels, getattr(model.head, "out", None)
     embedding = model.spec.embedding
     conditions = embedding.condition.num_labels if isinstance(embedding, NoisyEmbedding) else None
@@ -466,7 +466,7 @@ def length_limit(run: Run, spec: Model) -> int | None:
 
 
 @contextlib.contextmanager
-def progress_line(tell: Tell, message: str, every: float = EVERY) -> Iterator[Callable[[str, int], object]]:
+def progress_line(tell: Tell, message: str, every: float = PROGRESS_INTERVAL) -> Iterator[Callable[[str, int], object]]:
     """Show a spinner on a terminal; if stderr is not a terminal, report a line every `every` seconds."""
     if not sys.stderr.isatty():
         last = time.monotonic()

@@ -1,7 +1,7 @@
 """The training loop.
 
-A step does not depend on how its batch is cut: the weight of each loss term is summed over all micro-batches and
-processes first, and the sums of every micro-batch are divided by that. Random numbers of a step (dropout) come from
+A step does not depend on how its batch is split: the weight of each loss term is first summed over all micro-batches
+and processes, and the loss of every micro-batch is divided by this total. Random numbers of a step (dropout) come from
 generators seeded by (seed, step, process), so a step depends only on its number and the weights.
 """
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from anyformer.data import StepBatches
 from anyformer.data.lock import FolderLock
 from anyformer.evaluate import mean_losses
-from anyformer.evaluate.metrics import FALLING
+from anyformer.evaluate.metrics import LOWER_IS_BETTER
 from anyformer.kernels import hardware
 from anyformer.kernels.capture import without_reading
 from anyformer.models import TransformerModule
@@ -36,7 +36,7 @@ from anyformer.train.average import Average
 from anyformer.train.interrupt import end_after_step
 from anyformer.train.loss_step import LossStep, PendingStep, copy_to_host, seed_all
 from anyformer.train.optim import clip
-from anyformer.train.record import MEASURED, LaunchClock, Recorder, decide, refusal
+from anyformer.train.record import TIMED_STEPS, LaunchClock, Recorder, decide, refusal
 from anyformer.train.resume import Checkpoints, Saved, fill, gather_model
 from anyformer.train.run import Pretrained, Run
 from anyformer.transforms.adapters import save_adapter
@@ -47,8 +47,8 @@ from anyformer.transforms.recompute import recompute
 from anyformer.transforms.stream import narrow_stream
 
 Feed = Callable[[int], AbstractContextManager[Iterable[StepBatches]]]  # first step -> the batches of each step
-EVERY = 30.0  # seconds between progress lines if there is no terminal
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk full, quota exceeded, file too large
+PROGRESS_INTERVAL = 30.0  # seconds between progress lines without a terminal
+DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk full, quota exceeded, file too large
 DTYPES = {"bf16": torch.bfloat16, "bf16-stream": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -136,7 +136,7 @@ class Trainer:
         self.average = Average(module, run.ema) if run.ema is not None else None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=run.precision == "fp16")
         self.step = self.examples = self.tokens = self.evals_without_gain = 0
-        self.steps = run.steps  # number of the last step; a Deadline changes it
+        self.steps = run.steps  # the last step; a Deadline changes it
         self.seconds = self.clock = 0.0
         self.best: float | None = None
         self.score: float | None = None  # score of the current weights; lower is better
@@ -147,9 +147,7 @@ class Trainer:
         self.lock: FolderLock | None = None  # on the folder, until the run ends
         self.scores: dict[str, float] = {}
         self.reason = ""  # why the run stopped before its last step
-        self.stop_request = (
-            ""  # reason to stop in this process; the other processes learn of it with the next step's numbers
-        )
+        self.stop_request = ""  # why this process wants to stop; shared with the numbers of the next step
         self.interrupted = False
 
     @property
@@ -170,7 +168,7 @@ class Trainer:
             self.begin()
             self.learn_with_callbacks()
         except OSError as error:
-            raise self.disk_full(error) if error.errno in FULL else error from None
+            raise self.disk_full(error) if error.errno in DISK_FULL_ERRORS else error from None
         finally:
             if self.lock is not None:
                 self.lock.release()
@@ -231,13 +229,13 @@ class Trainer:
                     return
 
     def launch(self, ready: StepBatches) -> PendingStep:
-        """Launch one step without waiting for the device. If the run does not say whether to capture steps, the first
-        steps are timed to decide it."""
+        """Launch one step without waiting for the device. If `record` is null, the first steps are timed to decide
+        whether to capture the rest."""
         clock = self.launch_clock
         if clock is None:
             return self.launch_step(ready)
         launched = clock(self.launch_step, ready)
-        if len(clock.steps) == MEASURED:
+        if len(clock.steps) == TIMED_STEPS:
             helps, why = decide(clock.steps)
             self.tell(why)
             if helps:
@@ -246,7 +244,7 @@ class Trainer:
         return launched
 
     def launch_step(self, ready: StepBatches) -> PendingStep:
-        """Forward, backward and the optimizer's step."""
+        """Launch forward, backward and the optimizer step."""
         self.seed_step(ready.step)
         self.objective.before_step(self.module, ready.step)
         divisors = self.divisors(ready)
@@ -361,13 +359,13 @@ class Trainer:
                 where = first_nonfinite(self.core.module, rerun) if where is None else rerun() and where
         where = parallel.first_value(where)
         name = "the loss" if not np.isfinite(loss) else "the gradient"
-        place = f"the first values that are not finite appear in {where or 'the backward pass'}"
-        if where is None and pending.recorded and self.recorder is not None:
+        cause = f"the first values that are not finite appear in {where or 'the backward pass'}"
+        if where is None and pending.captured and self.recorder is not None:
             batch = self.to_device(pending.ready.batches[0])
-            place += self.recorder.explain_nonfinite(batch, pending.divisors, pending.step - 1)
+            cause += self.recorder.explain_nonfinite(batch, pending.divisors, pending.step - 1)
         newest = list(self.checkpoints.steps())[-1:]
         kept = f"the checkpoint of step {newest[0]} is good" if newest else "no checkpoint was written yet"
-        return f"step {pending.step}: {name} is not finite; {place}; {kept}"
+        return f"step {pending.step}: {name} is not finite; {cause}; {kept}"
 
     # -- evaluation -----------------------------------------------------------------------------------------------
 
@@ -414,7 +412,7 @@ class Trainer:
         if wanted not in self.scores:
             raise ValueError(f"evaluate.best: no score {quote(wanted)}; the scores are {', '.join(self.scores)}")
         value = self.scores[wanted]
-        self.score = value if wanted.endswith("loss") or wanted in FALLING else -value
+        self.score = value if wanted.endswith("loss") or wanted in LOWER_IS_BETTER else -value
         better = self.score == self.score and (self.best is None or self.score < self.best)  # NaN is never better
         self.best = self.score if better else self.best
         self.evals_without_gain = 0 if better else self.evals_without_gain + 1
@@ -481,7 +479,7 @@ class Trainer:
         for name in sorted({*identity, *self.identity}):
             if identity.get(name) != self.identity.get(name):
                 advice = "resume it with the same one, or start a new run in another folder"
-                raise ValueError(f"{saved.folder} was trained with another {name}: {advice}")
+                raise ValueError(f"the {name} is not the one that {saved.folder} was trained with: {advice}")
         fill(self.core.module, saved.tensors["weights"])
         self.optimizers.load(saved.tensors.get("optimizer", {}))
         if self.average is not None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Unpack
 
-from anyformer.tasks.describe_media import ASKED, check_template, write_about
+from anyformer.tasks.describe_media import LLAVA_PROMPT, check_template, write_about
 from anyformer.tasks.options import Beams, MaxAnswerTokens
 from anyformer.tasks.task import Inputs, RunOptions, Source, start_run
 
-HEARD = ASKED.replace("{image}", "{audio}")
+AUDIO_PROMPT = LLAVA_PROMPT.replace("{image}", "{audio}")
 
 
 def ask_audio(
@@ -16,7 +16,7 @@ def ask_audio(
     inputs: Inputs,
     *,
     question: Annotated[str | None, "question about every recording without its own question"] = None,
-    template: Annotated[str, "prompt, with {audio} and {question} (default: LLaVA's)"] = HEARD,
+    template: Annotated[str, "prompt, with {audio} and {question} (default: LLaVA's)"] = AUDIO_PROMPT,
     num_beams: Beams = None,
     max_new_tokens: MaxAnswerTokens = 64,
     **run_options: Unpack[RunOptions],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Unpack
 
-from anyformer.tasks.describe_media import ASKED, check_template, write_about
+from anyformer.tasks.describe_media import LLAVA_PROMPT, check_template, write_about
 from anyformer.tasks.options import Beams, MaxAnswerTokens
 from anyformer.tasks.task import RunOptions, Source, start_run
 
@@ -14,7 +14,7 @@ def ask_image(
     inputs: Any,
     *,
     question: Annotated[str | None, "question about every picture without its own question"] = None,
-    template: Annotated[str, "prompt, with {image} and {question} (default: LLaVA's)"] = ASKED,
+    template: Annotated[str, "prompt, with {image} and {question} (default: LLaVA's)"] = LLAVA_PROMPT,
     num_beams: Beams = None,
     max_new_tokens: MaxAnswerTokens = 64,
     **run_options: Unpack[RunOptions],

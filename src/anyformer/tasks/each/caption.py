@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Unpack
 
-from anyformer.tasks.describe_media import ASKED, check_template, write_about
+from anyformer.tasks.describe_media import LLAVA_PROMPT, check_template, write_about
 from anyformer.tasks.options import Beams, MaxAnswerTokens
 from anyformer.tasks.task import RunOptions, Source, start_run
 
-WANTED = ASKED.replace("{question}", "Describe the picture in one sentence.")
+CAPTION_PROMPT = LLAVA_PROMPT.replace("{question}", "Describe the picture in one sentence.")
 
 
 def caption(
     model: Source,
     inputs: Any,
     *,
-    template: Annotated[str, "prompt, with {image} for the picture (default: LLaVA's)"] = WANTED,
+    template: Annotated[str, "prompt, with {image} for the picture (default: LLaVA's)"] = CAPTION_PROMPT,
     num_beams: Beams = None,
     max_new_tokens: MaxAnswerTokens = 64,
     **run_options: Unpack[RunOptions],

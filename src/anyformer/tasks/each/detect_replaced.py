@@ -15,7 +15,7 @@ def detect_replaced(
     model: Source, inputs: Inputs, *, truncate: Truncate = None, **run_options: Unpack[RunOptions]
 ) -> Any:
     """Return [{"word", "replaced", "score", "start", "end"}, ...] for the tokens of the text, in order: `score` is the
-    probability that it was replaced, and `word` is text[start:end].
+    probability that a token was replaced, and `word` is text[start:end].
 
     >>> detect_replaced("a/model/folder", "The chef ate the meal.")  # doctest: +SKIP
     [{'word': 'The', 'replaced': False, 'score': 0.02, 'start': 0, 'end': 3}, ...]

@@ -46,14 +46,14 @@ def draw(
     if out is not None and not Path(out).expanduser().parent.is_dir():
         raise ValueError(f"{out}: no such folder")
     reader = open_model(model, **run_options)
-    painter = next((paint for can, paint in PAINTERS if can(reader.model)), None)
-    if painter is None:
+    draw_pictures = next((method for can, method in METHODS if can(reader.model)), None)
+    if draw_pictures is None:
         kinds = "a DiT, or a decoder with an autoencoder in its folder"
         raise ValueError(f"draw needs a model that draws, {kinds}; this one has {describe_head(reader.model)}")
     seeds = [seed + i for i in range(count)]
 
     def finish(run: TaskRun, texts: list[str]) -> list[Any]:
-        pictures = painter(run.reader, DrawOptions(texts, seeds, steps, guidance, eta, temperature, top_k))
+        pictures = draw_pictures(run.reader, DrawOptions(texts, seeds, steps, guidance, eta, temperature, top_k))
         return [{"text": text, "pictures": own} for text, own in zip(texts, pictures, strict=True)]
 
     answers = TaskRun("draw", reader, rows, one).answer(lambda row: row["text"], finish)
@@ -91,7 +91,7 @@ def latent_autoencoder(model: TransformerModule) -> AutoencoderModule | None:
     vae, draws = companion(model), (spec.embedding.channels, *spec.embedding.image_size)
     if vae is not None and (vae.spec.latent.discrete or not vae.spec.draws(draws)):
         latents = vae.spec.numbers or "codes"
-        raise ValueError(f"{model.folder}: the model draws {draws}, and its autoencoder makes {latents} of a picture")
+        raise ValueError(f"{model.folder}: the model draws {draws}, but its autoencoder produces {latents}")
     return vae
 
 
@@ -127,8 +127,8 @@ def draw_by_diffusion(reader: TaskModel, options: DrawOptions) -> list[np.ndarra
     return np.split(np.concatenate(pictures), len(options.texts))
 
 
-# whether a model can draw this way, and the function that does: one (count, H, W, C) array of bytes per text
-PAINTERS: tuple[
+# (whether a model can draw this way, the function that draws: one (count, H, W, C) array of bytes per text)
+METHODS: tuple[
     tuple[Callable[[TransformerModule], bool], Callable[[TaskModel, DrawOptions], list[np.ndarray]]], ...
 ] = (
     (can_denoise, draw_by_diffusion),

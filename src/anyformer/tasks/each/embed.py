@@ -77,8 +77,8 @@ def pool_states(x: Tensor, mask: Tensor | None, pool: str) -> Tensor:
     if pool == "mean":
         weights = mask[..., None].to(x.dtype)
         return (x * weights).sum(1) / weights.sum(1)
-    rows, places = torch.arange(len(x), device=x.device), torch.arange(x.shape[1], device=x.device)
-    return x[rows, mask.argmax(-1) if pool == "cls" else (places * mask).argmax(-1)]
+    rows, positions = torch.arange(len(x), device=x.device), torch.arange(x.shape[1], device=x.device)
+    return x[rows, mask.argmax(-1) if pool == "cls" else (positions * mask).argmax(-1)]
 
 
 def default_pool(request: TaskRun) -> str:
@@ -88,9 +88,9 @@ def default_pool(request: TaskRun) -> str:
         config = read_json(folder / "1_Pooling" / "config.json")
         names = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens", "last": "pooling_mode_lasttoken"}
         chosen = [pool for pool, name in names.items() if config.get(name)]
-        others = [name for name, on in config.items() if name.startswith("pooling_mode") and on is True]
-        if len(chosen) != 1 or len(others) != 1:
-            raise ValueError(f"{folder / '1_Pooling'}: the file enables {', '.join(others) or 'nothing'}; set pool")
+        enabled = [name for name, on in config.items() if name.startswith("pooling_mode") and on is True]
+        if len(chosen) != 1 or len(enabled) != 1:
+            raise ValueError(f"{folder / '1_Pooling'}: the file enables {', '.join(enabled) or 'nothing'}; set pool")
         return chosen[0]
     spec = request.model.spec
     return "mean" if spec.pair or not spec.left_to_right else "last"

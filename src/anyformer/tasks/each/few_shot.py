@@ -47,18 +47,18 @@ def few_shot(
     r"""Return {"answer"}, and "right" if the input has its answer; a list of results also has an `accuracy`.
 
     The prompt is the instruction, the first `shots` examples (each {"text", "answer"}; a file of JSON lines, or a list)
-    and the input, all written by the template, in which \n ends a line. If there are `choices` (for all inputs, or in
-    an input), the answer is the most likely choice, and "scores" has the log-probability of each choice (per token if
-    `per_token`). Otherwise the model writes the answer, which ends before the first `stop`.
+    and the input, all formatted by the template, in which \n is a newline. If there are `choices` (for all inputs, or
+    in an input), the answer is the most likely choice, and "scores" has the log-probability of each choice (per token
+    if `per_token`). Otherwise the model writes the answer, which ends before the first `stop`.
 
-    >>> found = few_shot(
+    >>> results = few_shot(
     ...     "a/model/folder", [{"text": "A fine film.", "answer": "good"}], examples="films.jsonl", shots=3,
     ...     template="{text} It was {answer}", choices=["good", "bad"],
     ... )  # doctest: +SKIP
-    >>> found.accuracy  # doctest: +SKIP
+    >>> results.accuracy  # doctest: +SKIP
     1.0
     """
-    shown = select_examples(examples, shots)
+    selected = select_examples(examples, shots)
     template, instruction, separator = (text.replace("\\n", "\n") for text in (template, instruction, separator))
     before, _, after = template.partition("{answer}")
     if "{text}" not in before or after or "{answer}" not in template:
@@ -66,7 +66,7 @@ def few_shot(
     request = start_run("few-shot", model, inputs, run_options)
     check_can_generate(request.model)
     start = [instruction] if instruction else []
-    start += [before.replace("{text}", example["text"]) + example["answer"] for example in shown]
+    start += [before.replace("{text}", example["text"]) + example["answer"] for example in selected]
 
     def prompt(row: Row) -> str:
         return separator.join([*start, before.replace("{text}", row["text"])])
@@ -85,7 +85,7 @@ def few_shot(
         if not chooses:
             return written_record(request, prompt(row), room)
         if own is None:
-            raise ValueError("it has no choices, but other inputs have")
+            raise ValueError("this input has no choices, but other inputs have")
         return choice_pairs(request, prompt(row), own)
 
     def finish(run: TaskRun, prepared: list[Any]) -> list[dict[str, Any]]:
@@ -98,8 +98,8 @@ def few_shot(
                 result["right"] = result["answer"].strip() == row["answer"].strip()
         return results
 
-    found = request.answer(prepare, finish)
-    return found if request.one else Answers(found)
+    answers = request.answer(prepare, finish)
+    return answers if request.one else Answers(answers)
 
 
 def choice_pairs(request: TaskRun, prompt: str, choices: list[str]) -> dict[str, Pair]:

@@ -51,17 +51,17 @@ def fill_mask(
     def result(output: Any, record: Record) -> list[Any]:
         logits = output.logits if output.logits is not None else output.prediction_logits  # (T, V)
         ids = record["input_ids"]
-        places = (ids == mask).nonzero()[0].tolist()
-        each = [top_words(logits[place].float().softmax(-1).cpu(), ids, place, len(places) == 1) for place in places]
+        positions = (ids == mask).nonzero()[0].tolist()
+        each = [top_words(logits[i].float().softmax(-1).cpu(), ids, i, len(positions) == 1) for i in positions]
         return each[0] if len(each) == 1 else each
 
-    def top_words(shares: Tensor, ids: np.ndarray, place: int, only_mask: bool) -> list[dict[str, Any]]:
-        """Return the best words by the probabilities `shares` (V,) at position `place`."""
+    def top_words(shares: Tensor, ids: np.ndarray, position: int, only_mask: bool) -> list[dict[str, Any]]:
+        """Return the best words by the probabilities `shares` (V,) at `position`."""
         known = torch.arange(len(shares)) if allowed is None else allowed
         best = shares[known].topk(min(top_k, len(known)))
         rows = []
         for score, token in zip(best.values.tolist(), known[best.indices].tolist()):
-            filled = [*ids[:place].tolist(), token, *ids[place + 1 :].tolist()]
+            filled = [*ids[:position].tolist(), token, *ids[position + 1 :].tolist()]
             # show special tokens if the text has other masks
             text = request.tokenizer.decode(filled, skip_special_tokens=only_mask)
             word = request.tokenizer.decode([token])

@@ -31,8 +31,8 @@ def next_sentence(
     def prepare(row: Row) -> Record:
         return request.record(row["text"], row["pair"], truncate=truncate)
 
-    def result(said: Any, record: Record) -> dict[str, Any]:
-        score = float(said[output].float().softmax(-1)[FOLLOWS])
+    def result(outputs: Any, record: Record) -> dict[str, Any]:
+        score = float(outputs[output].float().softmax(-1)[FOLLOWS])
         return {"follows": score > 0.5, "score": score}
 
     return request.answer(prepare, lambda run, records: run.map_outputs(records, result))

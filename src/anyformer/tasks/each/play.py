@@ -42,18 +42,18 @@ def play(
         "actions": [np.zeros((len(worlds), head.action.out_features))],
         "returns_to_go": [request[:, None] / scale],
     }
-    going = np.ones(len(worlds), dtype=bool)
+    running = np.ones(len(worlds), dtype=bool)
     most = player.spec.embedding.steps
     for now in range(most):
         predicted = answer(player, {name: values[-steps:] for name, values in seen.items()}, now)
-        taken = choices(predicted, worlds[0])
-        seen["actions"][-1] = taken if not discrete(worlds[0]) else np.eye(predicted.shape[-1])[taken]
+        chosen = choices(predicted, worlds[0])
+        seen["actions"][-1] = chosen if not discrete(worlds[0]) else np.eye(predicted.shape[-1])[chosen]
         states = seen["states"][-1].copy()
-        for i in np.flatnonzero(going):
-            state, reward, ended, cut, _ = worlds[i].step(taken[i])
+        for i in np.flatnonzero(running):
+            state, reward, ended, cut, _ = worlds[i].step(chosen[i])
             states[i], won[i], lasted[i] = np.ravel(state), won[i] + float(reward), now + 1
-            going[i] = not (ended or cut)
-        if not going.any():
+            running[i] = not (ended or cut)
+        if not running.any():
             break
         seen["states"].append(states)
         seen["actions"].append(np.zeros_like(seen["actions"][-1]))
@@ -100,7 +100,7 @@ def open_environment(environment: str, player: TransformerModule) -> Any:
     part = player.spec.embedding
     if (states, actions) != (part.state_width, part.action_width):
         raise ValueError(
-            f"{environment} has states of {states} numbers and {actions} actions; the model knows"
+            f"{environment} has states of {states} numbers and {actions} actions; the model has"
             f" {part.state_width} and {part.action_width}"
         )
     return world

@@ -50,8 +50,8 @@ def search_images(
         if isinstance(text, dict) or table is None:
             return text if isinstance(text, dict) else errors
         best = (table @ text).topk(min(top_k, len(readable)))
-        places = zip(best.indices.tolist(), best.values.tolist())
-        return [*({"file": readable[i], "score": score} for i, score in places), *errors]
+        ranked = zip(best.indices.tolist(), best.values.tolist())
+        return [*({"file": readable[i], "score": score} for i, score in ranked), *errors]
 
     texts = text_vectors(request)
     return result(texts) if request.one else list(map(result, texts))
@@ -62,22 +62,22 @@ def picture_vectors(
 ) -> tuple[dict[str, Tensor], list[dict[str, str]]]:
     """Return the vector (D,) of each picture, from the index if it is up to date, and {"file", "error"} for pictures
     that cannot be read. `names` maps each file to its size and modification time."""
-    mine, kept = identity(request), {}
+    fingerprint, stored = identity(request), {}
     if index is not None and index.exists():
-        kept = read_index(index, mine)
-    known = {name: vector for name, (state, vector) in kept.items() if names.get(name) == state}
+        stored = read_index(index, fingerprint)
+    known = {name: vector for name, (state, vector) in stored.items() if names.get(name) == state}
     new: Any = [{"image": name, "file": name} for name in names if name not in known]
     read = image_vectors(dataclasses.replace(request, rows=new, one=False, lost=[])) if new else []
     errors = [vector for vector in read if isinstance(vector, dict)]
     known |= {row["file"]: vector for row, vector in zip(new, read, strict=True) if not isinstance(vector, dict)}
     vectors = {name: known[name] for name in names if name in known}
-    if index is not None and vectors and (len(errors) < len(new) or vectors.keys() != kept.keys()):
+    if index is not None and vectors and (len(errors) < len(new) or vectors.keys() != stored.keys()):
         states = json.dumps({name: names[name] for name in vectors})
-        save_file({"vectors": torch.stack([*vectors.values()])}, index, {"model": mine, "files": states})
+        save_file({"vectors": torch.stack([*vectors.values()])}, index, {"model": fingerprint, "files": states})
     return vectors, errors
 
 
-def read_index(index: Path, mine: str) -> dict[str, tuple[str, Any]]:
+def read_index(index: Path, fingerprint: str) -> dict[str, tuple[str, Any]]:
     """Read an index: file -> (its size and modification time when it was read, its vector)."""
     try:
         with safe_open(index, "pt") as file:
@@ -85,8 +85,8 @@ def read_index(index: Path, mine: str) -> dict[str, tuple[str, Any]]:
             states = json.loads(about["files"])
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise ValueError(f"{index} is not an index of pictures: {error}") from None
-    if about.get("model") != mine:
-        raise ValueError(f"{index} was made with another model; give another file")
+    if about.get("model") != fingerprint:
+        raise ValueError(f"{index} was written with a different model; give another file")
     return {name: (state, vector) for (name, state), vector in zip(states.items(), vectors)}
 
 

@@ -89,7 +89,7 @@ def refuse(options: dict[str, Any], why: str) -> None:
 
 
 def drop_none(**options: Any) -> dict[str, Any]:
-    """The options that are not None."""
+    """Return the options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
 
 

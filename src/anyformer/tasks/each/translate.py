@@ -66,7 +66,7 @@ def translate(
 def direction(
     request: TaskRun, source: str | None, target: str | None, prefix: str | None
 ) -> tuple[TaskRun, str, dict[str, Any]]:
-    """Return how a model is told the languages: (request, prefix of the text, generation options)."""
+    """Return how to select the languages of a model: (request, prefix of the text, generation options)."""
     tokenizer = request.tokenizer
     if tokenizer.languages:
         if target is None:
@@ -81,7 +81,7 @@ def direction(
         return request, f"{marks[target]} ", {}
     usual = task_params(request, f"translation_{source}_to_{target}")
     if (source is not None or target is not None) and not usual and prefix is None:
-        pairs = ways(request)
+        pairs = language_pairs(request)
         way = f"from {source or '?'} to {target or '?'}"
         hint = f"; it knows {', '.join(pairs)}" if pairs else ": give no languages, or a prefix"
         raise ValueError(f"{way}: this model does not take these languages{hint}")
@@ -89,7 +89,7 @@ def direction(
     return request, own if prefix is None else prefix, usual
 
 
-def ways(request: TaskRun) -> list[str]:
+def language_pairs(request: TaskRun) -> list[str]:
     """Return the pairs of languages in a config."""
     names = request.model.spec.source.get("task_specific_params") or {}
     return [name.removeprefix("translation_").replace("_", " ") for name in names if name.startswith("translation_")]
