@@ -306,7 +306,7 @@ def test_pictures_are_as_long_as_they_are(run) -> None:
      (["gpt2", "--recipe", "bert-base-pretraining", "--out", "run.json"], "a model with a PretrainingHead"),
      (["bert-base", "--recipe", "gpt2-124m", "--out", "run.json"], "reads from left to right"),
      (["gpt2", "--batch", "7"], "a batch of 7 texts is not a multiple of 1 at once"),
-     (["vit-b16", "--length", "8"], "--length: this model reads pixel_values of 3 x 224 x 224, no others"),
+     (["vit-b16", "--length", "8"], "--length: this model reads only pixel_values of 3 x 224 x 224"),
      (["gpt2", "--layout", "pipeline=4,replicate=2", "--out", "run.json"], "choose a layout with pipeline=1")],
 )  # fmt: skip
 def test_mistakes_are_one_line(run, arguments: list[str], line: str, tmp_path: Path, monkeypatch: Any) -> None:
