@@ -96,7 +96,7 @@ def test_one_batch_is_learnt_by_heart() -> None:
     ("objective", "change", "sentence"),
     [
         (Act(), {"actions": np.zeros((2, 2))}, "3 states, 2 actions and 3 rewards"),
-        (Act(choices=2), {"actions": np.array([0, 1, 2])}, "actions 0 to 2 .* choices=2"),
+        (Act(choices=2), {"actions": np.array([0, 1, 2])}, "actions are 0 to 2, outside choices=2"),
         (Act(), {"states": np.full((3, 3), np.nan)}, "must be finite"),
     ],
 )
@@ -106,7 +106,7 @@ def test_episodes_that_cannot_be(objective: Act, change: dict[str, Any], sentenc
 
 
 def test_a_model_that_cannot_choose_is_refused() -> None:
-    with pytest.raises(ValueError, match="choices=.* the model outputs 2 numbers between -1 and 1"):
+    with pytest.raises(ValueError, match="choices=.* unbounded scores; the model outputs 2 numbers between -1 and 1"):
         Act(choices=2).module(model())
     headless = model()
     headless.head = None

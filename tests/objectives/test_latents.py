@@ -195,7 +195,7 @@ def test_mistakes(source: Arrays, vae: Path, folder: Path, tmp_path: Path) -> No
         (lambda: diffuse(folder).ready(None), "not an autoencoder with continuous latents"),
         (lambda: diffuse(discrete).ready(None), "not an autoencoder with continuous latents"),
         (lambda: objective.module(af.build(dit(in_channels=1))), "latents are (3, 2, 2) (channels, rows, col"),
-        (lambda: objective.module(af.build(dit(sample_size=4))), "the model's, (3, 4, 4)"),
+        (lambda: objective.module(af.build(dit(sample_size=4))), "(3, 4, 4) in the model"),
         (lambda: diffuse(vae, image_size=(8, 4)).module(af.build(dit())), "Diffuse.image_size is (8, 4), but"),
         (lambda: diffuse(vae, mean=(0.5,) * 3, std=(0.5,) * 3).module(af.build(dit())), "images with 3 channels"),
         (lambda: af.tasks.draw(broken, "top", out=None), "but its autoencoder produces codes"),

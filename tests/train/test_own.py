@@ -163,7 +163,7 @@ def test_other_models(place: Path) -> None:
     gpt2(place / "gpt")
     tuned = from_text("texts", "gpt")
     assert tuned.model == begun.model and tuned.vocabulary is None and tuned.optimizer.lr < begun.optimizer.lr
-    with pytest.warns(UserWarning, match=r"gpt2-medium: a vocabulary of 512 tokens .* \(the description has 50,257\)"):
+    with pytest.warns(UserWarning, match=r"gpt2-medium: training .* 512 tokens .* \(the description has 50,257\)"):
         fresh = from_text("texts", "gpt2-medium")
     assert fresh.model.width == 1024 and fresh.model.head.vocab_size == fresh.vocabulary.size
     masked = from_text("texts", "bert-base")

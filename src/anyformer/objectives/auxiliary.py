@@ -26,7 +26,7 @@ class Auxiliary(ObjectiveWrapper, called=("auxiliary language model loss",)):
     def module(self, model: TransformerModule) -> nn.Module:
         reads_text = isinstance(model.spec.embedding, TextEmbedding)
         if not reads_text or model.spec.pair or not model.spec.left_to_right:
-            raise ValueError("the auxiliary loss needs a text model that reads left to right, to predict tokens")
+            raise ValueError("the auxiliary loss predicts the next token: it needs a model that reads left to right")
         if (width := model.embedding.tokens.weight.shape[1]) != model.spec.width:
             raise ValueError(f"token embeddings of width {width} cannot score states of width {model.spec.width}")
         return super().module(model)

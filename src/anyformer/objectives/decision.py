@@ -23,7 +23,7 @@ class Act(
     called=("Decision Transformer", "return-to-go", "offline reinforcement learning", "offline RL"),
 ):
     """Columns "states" (N, S), "actions" (N,) or (N, A) and "rewards" (N,) of an episode of N time steps. A random
-    window of `steps` time steps is read each time. Actions are numbers or, if `choices` is above 0, indices below it.
+    window of `steps` time steps is read each time. Actions are numbers, or indices below `choices` if that is not 0.
     With `asks=False` all returns-to-go are 0, which is behaviour cloning."""
 
     steps: int = 20
@@ -49,7 +49,7 @@ class Act(
         if self.choices:
             actions = actions.reshape(N).astype(np.int64)
             if N and not (actions.min() >= 0 and actions.max() < self.choices):
-                raise ValueError(f"actions {actions.min()} to {actions.max()} are not below choices={self.choices}")
+                raise ValueError(f"actions are {actions.min()} to {actions.max()}, outside choices={self.choices}")
         to_go = np.cumsum(rewards[::-1].astype(np.float64))[::-1] / self.scale
         numbers = states.reshape(-1), actions.reshape(-1), to_go
         if not all(np.isfinite(each).all() for each in numbers):
@@ -87,7 +87,7 @@ class Act(
         head = head_of(model, TrajectoryModule, "acting")
         if self.choices and (head.bounded or head.action.out_features != self.choices):
             output = f"{head.action.out_features} numbers" + (" between -1 and 1" if head.bounded else "")
-            raise ValueError(f"choices={self.choices} needs as many scores, but the model outputs {output}")
+            raise ValueError(f"choices={self.choices} needs as many unbounded scores; the model outputs {output}")
         return model
 
     def weights(self, batch: Batch) -> dict[str, float]:

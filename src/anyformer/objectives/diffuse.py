@@ -103,7 +103,7 @@ class Diffuse(LabelledPictures, called=("diffusion", "classifier-free guidance")
         shape, output = latent_shape(self.vae, vae.spec), (embedding.channels, *embedding.image_size)
         latents.check_autoencoder(self, vae)
         if shape != output:
-            raise ValueError(f"the autoencoder's latents are {shape} (channels, rows, columns); the model's, {output}")
+            raise ValueError(f"latents are {shape} (channels, rows, columns) in the autoencoder, {output} in the model")
         return WithFrozenModel(model, vae)
 
     def weights(self, batch: Batch) -> dict[str, float]:

@@ -59,7 +59,7 @@ class Reconstruct(Pictures):
 class NextImageToken(Captioned):
     """Columns "image" and "text" (see `Captioned`). One decoder with one vocabulary: the text tokens, followed by the
     codes of the autoencoder in the folder `vae`. A row is a caption padded to `length`, followed by the codes of its
-    image. `text` is the factor of the captions' mean loss, `image` that of the codes' mean loss."""
+    image. `text` and `image` are the factors of the mean losses of the caption tokens and of the codes."""
 
     second_model: ClassVar[bool] = True
     command: ClassVar[str] = "run draw RUN TEXT"
@@ -130,7 +130,7 @@ class NextImageToken(Captioned):
         states = forward_to_head(model, {"input_ids": torch.cat((batch["input_ids"], tokens), dim=1)})
         terms = {
             "text": (self.text, torch.cat((words, torch.full_like(tokens, IGNORED)), dim=1)),
-            "image": (self.image / tokens.shape[1], torch.cat((ignored, tokens), dim=1)),  # the mean over an image
+            "image": (self.image / tokens.shape[1], torch.cat((ignored, tokens), dim=1)),  # mean over the codes
         }
         head = language_head(model)
         return {name: factor * head.loss(states.x, states.ctx, labels).sum for name, (factor, labels) in terms.items()}

@@ -23,10 +23,10 @@ TEXT, SOUND, HIDDEN_TEXT, HIDDEN_SOUND = range(4)  # what follows the frame of a
 
 
 class HiddenSpans(Objective, called=("MERLOT Reserve",)):
-    """Columns "frames", "texts" (one per frame) and "audio", from which one segment of `samples` samples per frame is
-    read. The sequence contains each frame, followed by its text or its sound, chosen at random. In a fraction `hidden`
+    """Columns "frames", "texts" (one per frame) and "audio", which is split into one segment of `samples` samples per
+    frame. The sequence contains each frame, followed by its text or its sound, chosen at random. In a fraction `hidden`
     of the segments (at least one), that text or sound is masked, and the model has to identify it among the masked
-    texts or sounds of the micro-batch. `places`, `patches` and `segments` must be the model's."""
+    texts or sounds of the micro-batch. `places`, `patches` and `segments` must have the model's values."""
 
     image_size: tuple[int, int]  # height, width
     samples: int  # per segment

@@ -1,4 +1,4 @@
-"""In-context regression [Garg et al. 2022]: each example is a new function, of which only noisy values are known."""
+"""In-context regression [Garg et al. 2022]: each example is a new function, given only by noisy values."""
 
 from __future__ import annotations
 

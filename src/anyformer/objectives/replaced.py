@@ -98,7 +98,7 @@ class ReplacedTokens(Masked, called=("RTD", "replaced token detection")):
         is_masked = labels != IGNORED
         ids = batch["input_ids"].flatten()
         wrong = torch.zeros_like(ids, dtype=torch.bool)
-        # ignored labels have place 0 and must not change it: they write to an extra last element instead
+        # IGNORED labels have index 0 in `places`; they write to an extra last element, which is cut off
         targets = torch.where(is_masked, places, len(ids))
         ids = F.pad(ids, (0, 1)).index_put((targets,), torch.where(is_masked, sampled, 0))[:-1]
         wrong = F.pad(wrong, (0, 1)).index_put((targets,), is_masked & (sampled != labels))[:-1]

@@ -22,7 +22,7 @@ FOLLOWS, RANDOM = 0, 1  # labels, as in published checkpoints
 
 
 class MaskedAndNext(Masked, called=("NSP", "next sentence prediction")):
-    """Predict masked tokens of "[CLS] A [SEP] B [SEP]", and whether B follows A. Otherwise, in half of the cases, B is
+    """Predict masked tokens of "[CLS] A [SEP] B [SEP]", and whether B follows A (with probability `next_rate`) or is
     from another document. An example is a document with one sentence per line; a single line is split into sentences.
 
     Documents are split into runs of sentences of about `length` tokens; each time a run is seen, it is divided anew.

@@ -23,7 +23,7 @@ ABBREVIATION = re.compile(r"\w(\.\w)+")  # U.S
 
 class Tag(Objective, called=("NER",)):
     """Columns "words" and "tags", lists or texts split at spaces. The label of a word belongs to its first token, or
-    with `every` to all its tokens; other tokens are not trained on. Words with the tag -100 are ignored."""
+    with `every` to all its tokens; other tokens have no label. Words with the tag -100 are ignored."""
 
     command: ClassVar[str] = "run tag RUN TEXT"
 

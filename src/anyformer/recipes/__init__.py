@@ -1,4 +1,4 @@
-"""Complete runs: the function `run(data)` of each file returns a run, of which every field can be overridden.
+"""Recipes: the function `run(data)` of each file returns a complete run; `--set` overrides any of its fields.
 
 `anyformer train NAME` runs a recipe of this package; `--list` shows the first line of each file. If a file defines
 several recipes, RECIPES maps their names to descriptions, and the function is `run(data, name)`.

@@ -107,7 +107,7 @@ def run(data: str, name: str) -> Run:
         steps=STEPS[name],
         precision="bf16",
         ema=0.999,
-        # the validation split is the test set: nothing is chosen by it, and the result is that of the last step
+        # the validation split is the test set, so nothing is chosen by it: the result is the last step's
         evaluate=Evaluate(every=500, metrics=("accuracy",), best="accuracy", patience=None),
         keep=Keep(every=2000, best=False),
     )

@@ -9,7 +9,7 @@ from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
 
 
 def run(data: str = "data") -> Run:
-    """Training uses one summary per abstract. The other splits have several, of which the best match is scored."""
+    """Training uses one summary per abstract. The other splits have several; the score is that of the best match."""
 
     def abstracts(name: str) -> JSONLines:
         return JSONLines(path=f"{data}/summ_scitldr/{name}.jsonl.gz")

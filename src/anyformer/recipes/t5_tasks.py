@@ -17,7 +17,7 @@ TASKS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "rte": ("rte sentence1: {text} sentence2: {pair}", "{label}", ("entailment", "not_entailment")),
     "mrpc": ("mrpc sentence1: {text} sentence2: {pair}", "{label}", ("not_equivalent", "equivalent")),
 }
-LIMIT = 2**14  # a larger task is sampled as if it had only this many examples
+LIMIT = 2**14  # examples; larger tasks are sampled as if they had this size
 
 
 def share(name: str, source: Source) -> Share:
