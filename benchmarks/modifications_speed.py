@@ -85,7 +85,7 @@ def measure(row: PaperRow, options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {
         "steps per second": round(1 / statistics.median(spans), 3),
         "slowest and fastest": [round(1 / span, 3) for span in (max(spans), min(spans))],
-        "captured": trainer.recorder is not None and bool(trainer.recorder.recordings),
+        "captured": trainer.recorder is not None and bool(trainer.recorder.captured),
     }
     if cuda:
         found["peak GB"] = round(torch.cuda.max_memory_allocated() / 1e9, 1)

@@ -117,7 +117,7 @@ def recorder(decide: Any) -> tuple[Recorder, nn.Linear, list[str]]:
         return {"loss": loss.detach()}
 
     class Fake(Recorder):
-        def record(self, batch: Any, divisors: Any) -> CapturedPass:
+        def capture_pass(self, batch: Any, divisors: Any) -> CapturedPass:
             batch = {"x": batch["x"].clone()}
             terms = {"loss": torch.zeros(()), "gradient": torch.zeros(1, 3)}
             graph = Again(decide(), module, batch, terms)
