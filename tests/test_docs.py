@@ -139,7 +139,7 @@ def test_the_first_screen_of_the_readme(reader: Reader) -> None:
     assert "anyformer train --text books\nanyformer generate runs/books" in first
     assert "anyformer train --csv reviews.csv --label mood\nanyformer run classify runs/reviews" in first
     reader.follow("README.md", text)
-    assert reader.said['anyformer generate runs/books "It was"'].strip()
+    assert reader.outputs['anyformer generate runs/books "It was"'].strip()
     transformers = pytest.importorskip("transformers")
     asked = ["What a lovely film!", "What a dull film"]
     theirs = transformers.pipeline("text-classification", "exported", device="cpu", top_k=None)(asked)
