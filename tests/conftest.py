@@ -49,7 +49,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run all tests of a group in one worker, so that they share fixtures. Tests without a group are grouped by file."""
+    """Run all tests of a group in one worker, so that they share fixtures. Other tests are grouped by file."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByGroupOrFile(LoadScopeScheduling):

@@ -11,7 +11,7 @@ that run its lines, the fastest first, until one fails; then with tests that run
 may be in a default, a cached value or code that a subprocess runs). At the end, the tests that failed run again without
 a mistake. Mistakes that change nothing are listed with the reason in mutants.toml.
 
-With --nearest, no lines are recorded: a mistake is tried with the tests that mirror, import or mention its module, until
+With --nearest, no lines are recorded: a mistake is tried with the tests that mirror, import or mention its module until
 the budget is used. A run takes minutes instead of hours, but tests in other places may find some of the survivors.
 
 Every test process is a fork of a process that has imported torch and transformers, and imports anyformer from the copy.
@@ -285,8 +285,8 @@ def tests_that_run(mistake: Mistake, known: list[Any], budget: float) -> tuple[l
 
 
 def nearest_tests(file: str, tests: dict[str, str], most: int = 12) -> list[str]:
-    """Return at most `most` of the test files in `tests` ({name: text}), those closest to a source file first. A test is
-    close if it is named after the file, imports it, imports or is named after one of its users, or mentions its names."""
+    """Return at most `most` of the test files in `tests` ({name: text}), the ones closest to a source file first. A test
+    is close if it is named after the file or one of its users, imports one of them, or mentions a name of the file."""
     *folders, stem = Path(file).with_suffix("").parts
     tree = ast.parse((REPO / SOURCES / file).read_text()).body
     defined = {stem, *(node.name for node in tree if isinstance(node, ast.FunctionDef | ast.ClassDef))}
