@@ -153,7 +153,7 @@ def family_page(family: Any, sizes: list[dict[str, Any]], drawn: bool) -> str:
             else:
                 place = f"fixed: {field.why}" if isinstance(field, Fixed) else field.why
             fields.append((f"`{name}`", f"`{field.default!r}`", place))
-    lines.append(f"## Config\n\n{table(('field', 'default', 'address, or why it has none'), fields)}")
+    lines.append(f"## Config\n\n{table(('field', 'default', 'address or explanation'), fields)}")
     return "\n\n".join(lines) + "\n"
 
 

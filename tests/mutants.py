@@ -285,8 +285,8 @@ def tests_that_run(mistake: Mistake, known: list[Any], budget: float) -> tuple[l
 
 
 def nearest_tests(file: str, tests: dict[str, str], most: int = 12) -> list[str]:
-    """Return at most `most` of the test files in `tests` ({name: text}), the ones closest to a source file first. A test
-    is close if it is named after the file or one of its users, imports one of them, or mentions a name of the file."""
+    """Return at most `most` of the files in `tests` ({name: text}), those closest to a source file first. A test is
+    close if it is named after the file or one of its users, imports one of them, or mentions a name of the file."""
     *folders, stem = Path(file).with_suffix("").parts
     tree = ast.parse((REPO / SOURCES / file).read_text()).body
     defined = {stem, *(node.name for node in tree if isinstance(node, ast.FunctionDef | ast.ClassDef))}

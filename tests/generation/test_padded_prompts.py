@@ -154,7 +154,7 @@ def test_what_a_mask_says_of_a_past_that_was_moved() -> None:
     prompts.go_on(joined, 0, 2, attention_mask=torch.cat((mixed, mixed.new_ones(len(mixed), 2)), dim=1))
     other = torch.cat((mask, mask.new_ones(len(mask), 1)), dim=1).long()
     other[0, 0] = 0
-    with pytest.raises(ValueError, match="^attention_mask differs from the cached mask .* only that of new tokens$"):
+    with pytest.raises(ValueError, match="^attention_mask .*cached mask.*new tokens"):
         prompts.go_on(state, 0, 1, attention_mask=other)
 
 

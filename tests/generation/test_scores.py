@@ -101,7 +101,7 @@ def test_equals_transformers(name: str) -> None:
 
 @pytest.mark.parametrize(("silent", "latest"), [(6, 9), (6, None), (9, 0), (2, 30)])
 def test_times_as_published(silent: int, latest: int | None) -> None:
-    """Of the tokens up to 11, tokens above `silent` are timestamps; all orders of text and timestamps occur."""
+    """Tokens above `silent`, up to 11, are timestamps; all orders of text and timestamps occur."""
     options = {"no_timestamps_token_id": silent} | ({} if latest is None else {"max_initial_timestamp_index": latest})
     config = transformers.GenerationConfig(eos_token_id=2, **options)
     theirs = transformers.generation.logits_process.WhisperTimeStampLogitsProcessor(config, begin_index=P)
