@@ -1,9 +1,9 @@
 """Decoding, prompts and first calls of `bench_gpu.py`: greedy, bf16, the same random weights on both sides.
 
-A figure is tokens a second of the whole call, the prompt included. `default` is `af.generate(model, ids)`; `compiled`
-is `compile=True` after `pack(fuse(model))`. transformers without a compiled cache takes long: its time is found from
-that of 1 and of 32 tokens, which it writes in the same turn.
-Tokens are compared with the plain path (`compile=False`): a row of the batch may leave it only at a tie.
+Figures are tokens per second of the whole call, including the prompt. `default` is `af.generate(model, ids)`;
+`compiled` is `compile=True` after `pack(fuse(model))`. transformers without a compiled cache is slow, so its time is
+extrapolated from calls that write 1 and 32 tokens in the same turn.
+Tokens are compared with the plain path (`compile=False`): a row of the batch may differ only after a tie.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from _training import (
     load_theirs,
     save_theirs,
 )
-from _turns import allocated, alone, empty_cache, peak_GB, scratch_folder, seconds, take_turns
+from _turns import allocated, empty_cache, exclusive, peak_GB, scratch_folder, seconds, take_turns
 from history import Row, compare, round_off
 from torch import Tensor
 
@@ -42,18 +42,16 @@ from anyformer.transforms.pack import pack
 from anyformer.transforms.quantize import quantize
 
 BATCHES = (1, 32, 8, 128)  # the most important first
-PROMPT, NEW, THEIRS = 128, 128, 32  # tokens: of the prompt, written, written by transformers without compiling
+PROMPT, NEW, THEIRS = 128, 128, 32  # tokens: prompt, new, new ones of transformers without compiling
 TURNS = 3
-TIE, EXACT = (
-    1e-4,
-    64,
-)  # two tokens whose scores differ by less, relative to the highest, may change places; tokens compared
+TIE = 1e-4  # tokens whose scores differ by less (relative to the highest score) are a tie
+EXACT = 64  # tokens to compare
 GPT_FAST = {1: 718, 32: 13_053}  # tokens/s, given by the maintainers: Llama-1B on one H200
-LIMITS = {1: 1_300, 32: 30_000}  # tokens/s that we want of Llama-1B, compiled
-FORMATS, SMALLER = ("int8", "fp8", "int4"), 1.6  # of weights, and how much faster than bf16 they should be
-PREPARATION = 3.0  # seconds: what the first default call may take longer than the next
-LENGTHS = {128: 0.006, 2048: None, 32768: None}  # prompt -> seconds that we want
-PEAK, SHARE = 989e12, 0.6  # FLOP/s in bf16 of an H100 or H200, and the part of it that 32,768 tokens should reach
+LIMITS = {1: 1_300, 32: 30_000}  # goals for Llama-1B, compiled: batch size -> tokens/s
+FORMATS, SMALLER = ("int8", "fp8", "int4"), 1.6  # weight formats; goal: how much faster than bf16
+PREPARATION = 3.0  # goal: the first default call takes at most this many seconds longer than the second
+LENGTHS = {128: 0.006, 2048: None, 32768: None}  # prompt length -> goal in seconds
+PEAK, SHARE = 989e12, 0.6  # bf16 FLOP/s of an H100 or H200; goal: the share of it reached with 32,768 tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +61,7 @@ class Writer:
     gb: int
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     tiny: dict[str, Any] = dataclasses.field(default_factory=dict)
-    static: bool = False  # compare with transformers' compiled static cache, too
+    static: bool = False  # also compare with transformers' compiled static cache
     library: str = "transformers"
 
 
@@ -133,9 +131,9 @@ def measure(writer: Writer, options: Any) -> Iterator[Row]:
         sides: dict[str, Callable[[], Any]] = {}
         for path, model, fast in (("default", default, None), ("compiled", packed, compiled)):
             sides[path] = lambda model=model, fast=fast: ours(model, fast)  # type: ignore[misc]
-            first = seconds(sides[path])  # nothing was called before the first
+            first = seconds(sides[path])
             again = seconds(sides[path])
-            if path == "default":  # compiled steps: tests/generation/test_gpu.py
+            if path == "default":  # tests/generation/test_gpu.py covers compiled steps
                 with full_precision():
                     expected, tokens = (ours(wide, how, EXACT) for how in (False, None))
                     row = exact(f"exactness: {base}, {path}", wide, inputs, expected, tokens, expected.shape[1] - EXACT)
@@ -158,9 +156,9 @@ def measure(writer: Writer, options: Any) -> Iterator[Row]:
             except Exception as error:
                 peers.pop(name)
                 note = f"{type(error).__name__}: {error}"[:200].replace("\n", " ")
-        with alone(options.lock):
+        with exclusive(options.lock):
             spans = take_turns({**sides, **peers}, 2 if options.tiny else TURNS, 0.0)
-        # of one new token of the batch
+        # seconds per new token
         ours_at = {path: [t / new / batch for t in spans[path]] for path in sides}
         theirs_at = {}
         if {"one", "some"} <= peers.keys():
@@ -190,13 +188,13 @@ def measure(writer: Writer, options: Any) -> Iterator[Row]:
 
 
 def quantized_rows(base: str, model: Any, write: Callable[[Any], Any], new: int, options: Any) -> Iterator[Row]:
-    """Weights of fewer bits next to those of bf16, both by default."""
+    """Compare quantized weights with bf16 weights, both with the default settings."""
     for format in FORMATS:
         smaller = quantize(copy.deepcopy(model), format=format)
         sides = {"bf16": lambda: write(model), format: lambda smaller=smaller: write(smaller)}  # type: ignore[misc]
         for run in sides.values():
             run()
-        with alone(options.lock):
+        with exclusive(options.lock):
             spans = take_turns(sides, 2 if options.tiny else TURNS, 0.0)
         times = {name: [t / new for t in spans[name]] for name in sides}
         name = f"decoding: {base}, {format} weights"
@@ -205,7 +203,7 @@ def quantized_rows(base: str, model: Any, write: Callable[[Any], Any], new: int,
 
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
-    """Products of fp32 in fp32, not in TF32."""
+    """Compute fp32 matrix products in fp32 instead of TF32."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -229,11 +227,11 @@ def given(name: str, times: list[float], peer: float, peer_name: str) -> Row:
 
 @torch.no_grad()
 def exact(name: str, model: Any, inputs: dict[str, Tensor], plain: Tensor, fast: Tensor, prompt: int) -> Row:
-    """How many rows have the tokens of the plain path up to a tie, in fp32: in bf16 every order of sums writes another
-    text after some tokens. Ties are listed with position and gap of scores."""
+    """Count the rows that equal the plain path up to a tie. In fp32: in bf16, the order of sums changes the text after
+    some tokens. The note lists ties with position and score gap."""
     ties, wrong = [], []
     for b in (plain != fast).any(1).nonzero()[:, 0].tolist():
-        at = int((plain[b] != fast[b]).nonzero()[0])  # later tokens follow from this one
+        at = int((plain[b] != fast[b]).nonzero()[0])  # later tokens depend on this one
         prefix = plain[b : b + 1, :at]
         texts = {"decoder_input_ids" if model.spec.pair else "input_ids": prefix}
         source = {key: value[b : b + 1] for key, value in inputs.items()} if model.spec.pair else {}
@@ -260,7 +258,7 @@ def prompt_names() -> list[str]:
 
 
 def measure_prompts(options: Any) -> Iterator[Row]:
-    """The time to the first token."""
+    """Measure the time to the first token."""
     writer = WRITERS[0]
     with scratch_folder(options.lock and options.lock.parent) as folder:
         before = allocated()
@@ -285,7 +283,7 @@ def measure_prompts(options: Any) -> Iterator[Row]:
 
         for _ in range(3):
             ours(), other()
-        with alone(options.lock):
+        with exclusive(options.lock):
             spans = take_turns({"ours": ours, "transformers": other}, 2 if options.tiny else 9, 0.05)
             peak = peak_GB(ours, held)
         counted, (V, D) = af.count(model.spec), (config.vocab_size, config.hidden_size)

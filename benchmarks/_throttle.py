@@ -1,9 +1,9 @@
-"""Runs a command as on a slower machine: it gets one core, and of that a share.
+"""Run a command as on a slower machine: it gets a share of one core.
 
     python benchmarks/_throttle.py 0.1 python -m anyformer.cli.quickstart
 
-Stopped and let go on (SIGSTOP, SIGCONT) twenty times a second, by the processor time it has used. Says in the end how
-much it got, which is less than asked for on a machine that others use too.
+Twenty times per second, the command is stopped or continued (SIGSTOP, SIGCONT) depending on the CPU time it has used.
+At the end, prints the share it got, which is lower than requested on a busy machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import psutil
 
 
 def used(root: psutil.Process) -> float:
-    """Processor seconds of a process and its children, those that ended too."""
+    """CPU seconds of a process and its children, including children that have ended."""
     total = 0.0
     for process in [root, *root.children(recursive=True)]:
         try:

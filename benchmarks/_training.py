@@ -1,9 +1,9 @@
-"""Training steps of `bench_gpu.py`: ours and those of transformers, timm or diffusers, compiled and eager.
+"""Training steps of `bench_gpu.py`: anyformer against transformers, timm or diffusers, compiled and eager.
 
-Both sides start with the same weights and see the same batch; dropout is off; bf16 autocast, gradients clipped to norm
-1, fused AdamW. Rows "training" time `Trainer.launch` against the usual loop around the peer's model. Rows "own loop"
-time that same loop (`model(**batch).loss.backward()`) around both models. Large inputs (pictures, sound) are on the
-device; token ids are copied from pinned memory.
+Both sides start with the same weights and see the same batch, without dropout, with bf16 autocast, gradient clipping to
+norm 1 and fused AdamW. Rows "training" compare `Trainer.launch` with the usual loop around the peer's model. Rows "own
+loop" use that loop (`model(**batch).loss.backward()`) for both models. Large inputs (images, audio) are on the device;
+token ids are copied from pinned memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,18 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from _turns import allocated, alone, empty_cache, median_ms, peak_GB, profile, scratch_folder, take_turns, wait, warm_up
+from _turns import (
+    allocated,
+    empty_cache,
+    exclusive,
+    median_ms,
+    peak_GB,
+    profile,
+    scratch_folder,
+    take_turns,
+    wait,
+    warm_up,
+)
 from history import Row, compare, round_off
 from torch import Tensor
 
@@ -40,14 +51,14 @@ from anyformer.train.optim import AdamW
 from anyformer.train.run import Batch, Run
 from anyformer.train.trainer import Trainer
 
-PRECISION = "bf16-stream"  # as our recipes; the peers' stream stays in fp32, as autocast leaves it
-WARM = 18  # steps before timing: enough to compile, choose kernels, decide whether to record, and do so
+PRECISION = "bf16-stream"  # as in our recipes; the peers' residual stream is fp32, the default of autocast
+WARM = 18  # steps before timing: enough to compile, choose kernels and capture a CUDA graph
 TURNS = 5
-SLOW = 1.0  # seconds: a step of 100,000 launches, whose profile would take minutes
-CLOSE = 1e-2  # relative, of the first losses in bf16
+SLOW = 1.0  # seconds: slower steps launch about 100,000 kernels and are not profiled, which would take minutes
+CLOSE = 1e-2  # relative tolerance of the first losses in bf16
 GOAL = {"compiled": 1.1, "eager": 1.0}
-FIRST_STEP, WARM_START = 12.0, 3.0  # goals in seconds: compiling with cold and with warm caches
-NANOGPT = 493_000, 22.85  # tokens/s and GB, given by the maintainers: GPT-2 124M on one H200
+FIRST_STEP, WARM_START = 12.0, 3.0  # goals in seconds: first step with cold and with warm compiler caches
+NANOGPT = 493_000, 22.85  # tokens/s and GB, as stated by the maintainers: GPT-2 124M on one H200
 
 Tensors = dict[str, Tensor]
 Make = Callable[[Any, int, int, torch.Generator], tuple[Tensors, Tensors]]  # config, B, T -> (ours, theirs)
@@ -55,7 +66,7 @@ Make = Callable[[Any, int, int, torch.Generator], tuple[Tensors, Tensors]]  # co
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """One model: its published class and config, how it is trained, and the two sizes of its batch, (B, T)."""
+    """A model to train: its published class and config, the objective, and two batch sizes (B, T)."""
 
     title: str
     architecture: str
@@ -63,13 +74,13 @@ class Family:
     make: Make
     full: tuple[int, int]
     small: tuple[int, int]
-    gb: tuple[int, int]  # device memory of both sides, full and small: what runs at once must fit
+    gb: tuple[int, int]  # device memory of both sides for `full` and `small`, for scheduling
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     tiny: dict[str, Any] = dataclasses.field(default_factory=dict)
     timm: str | None = None
     library: str = "transformers"
-    autocast: bool = True  # False: theirs fails under autocast, and has bf16 weights instead
-    compiles: bool = True  # False: compiling theirs, a loop over tokens, takes more than minutes; it stays eager
+    autocast: bool = True  # False: the peer fails under autocast and gets bf16 weights instead
+    compiles: bool = True  # False: the peer runs eagerly, because compiling its loop over tokens takes minutes
 
 
 # -- batches ----------------------------------------------------------------------------------------------------------
@@ -85,7 +96,7 @@ def causal(config: Any, B: int, T: int, draw: torch.Generator) -> tuple[Tensors,
 
 
 def masked(config: Any, B: int, T: int, draw: torch.Generator) -> tuple[Tensors, Tensors]:
-    """15 % of the places; theirs has a label everywhere, -100 elsewhere."""
+    """Mask 15 % of the tokens. Our batch has labels only for those; the peer's has -100 for all others."""
     tokens = ids(draw, config.vocab_size, B, T)
     number = -(-round(0.15 * B * T) // 64) * 64 if B * T > 1000 else B * T // 8
     places = torch.randperm(B * T, generator=draw)[:number].sort().values
@@ -96,7 +107,7 @@ def masked(config: Any, B: int, T: int, draw: torch.Generator) -> tuple[Tensors,
 
 
 def pair(config: Any, B: int, T: int, draw: torch.Generator) -> tuple[Tensors, Tensors]:
-    """T tokens are read, 2/9 as many are written: span corruption."""
+    """Span corruption: T input tokens, T * 2 / 9 target tokens."""
     batch = {"input_ids": ids(draw, config.vocab_size, B, T), "labels": ids(draw, config.vocab_size, B, T * 2 // 9)}
     return batch, batch
 
@@ -127,7 +138,7 @@ def sound(config: Any, B: int, T: int, draw: torch.Generator) -> tuple[Tensors, 
 
 
 def noisy(config: Any, B: int, T: int, draw: torch.Generator) -> tuple[Tensors, Tensors]:
-    """Latents of T x T. Theirs gets them with the noise in them: DiT's schedule, linear in 1,000 steps."""
+    """Latents of T x T. The peer's batch already contains the noise: DiT's linear schedule of 1,000 steps."""
     shape, labels = (B, config.in_channels, T, T), ids(draw, config.num_embeds_ada_norm, B)
     picture, noise = (torch.randn(shape, generator=draw) for _ in range(2))
     step = torch.randint(0, 1000, (B,), generator=draw)
@@ -150,12 +161,12 @@ def match(config: Any) -> Objective:
 
 
 def diffuse(config: Any) -> Objective:
-    labels, C = names_of(config.num_embeds_ada_norm), config.in_channels  # latents in the place of pixels
+    labels, C = names_of(config.num_embeds_ada_norm), config.in_channels
     return LatentDiffuse(labels=labels, image_size=(config.sample_size,) * 2, mean=(0.5,) * C, std=(0.5,) * C)
 
 
 class LatentDiffuse(Diffuse):
-    """Diffusion of latents that were computed before: a batch has them instead of pictures."""
+    """Diffusion of precomputed latents: a batch contains latents instead of images."""
 
     def check(self) -> None: ...
 
@@ -174,7 +185,6 @@ DIT = {
     "num_attention_heads": 12, "attention_head_dim": 64, "in_channels": 4, "out_channels": 4, "num_layers": 12,
     "sample_size": 32, "patch_size": 2, "num_embeds_ada_norm": 1000,
 }  # fmt: skip
-# d_state and so on stay; every dropout is set to 0 (`without_dropout`)
 T5 = {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_decoder_layers": 12, "num_heads": 12,
       "decoder_start_token_id": 0}  # fmt: skip
 WHISPER = {"d_model": 768, "encoder_layers": 12, "decoder_layers": 12, "encoder_attention_heads": 12,
@@ -232,7 +242,7 @@ FAMILIES = (
 
 
 def without_dropout(config: Any) -> Any:
-    """Every dropout at 0: the two sides draw other numbers."""
+    """Set every dropout to 0: the two sides draw different random numbers."""
     for part in (config, *(getattr(config, name, None) for name in ("text_config", "vision_config"))):
         for name, value in list(vars(part).items()) if part is not None else ():
             if "drop" in name and isinstance(value, float):
@@ -241,11 +251,11 @@ def without_dropout(config: Any) -> Any:
 
 
 def save_theirs(family: Family, folder: Path, options: Any, dtype: torch.dtype = torch.float32) -> Any:
-    """Their model with random weights, into a folder that both sides read; its config."""
+    """Save the peer's model with random weights in a folder that both sides read; return its config."""
     wanted = {**family.config, **(family.tiny if options.tiny else {})}
     try:
         library = importlib.import_module(family.library)
-    except ImportError:  # diffusers: then our DiT runs without a peer
+    except ImportError:  # without diffusers, our DiT runs without a peer
         changes = {"head.out_channels": wanted["out_channels"], "encoder.depth": wanted["num_layers"]}
         af.save(af.build(af.override(af.spec("dit-b-2"), changes), seed=0, device=options.device), folder)
         return SimpleNamespace(**{**wanted, "sample_size": 32, "num_embeds_ada_norm": 1000})
@@ -253,7 +263,7 @@ def save_theirs(family: Family, folder: Path, options: Any, dtype: torch.dtype =
     if family.library == "diffusers":
         model = getattr(library, family.architecture)(**wanted)
         config = model.config
-        for parameter in model.parameters():  # some start at 0, which would hide mistakes
+        for parameter in model.parameters():  # some are initialised to 0, which would hide mistakes
             torch.nn.init.normal_(parameter, std=0.02)
     else:
         config = without_dropout(getattr(library, family.architecture).config_class(**wanted))
@@ -268,14 +278,14 @@ def load_theirs(family: Family, folder: Path, options: Any, dtype: torch.dtype =
     more = {"attn_implementation": "sdpa"} if getattr(kind, "_supports_sdpa", False) else {}
     model = kind.from_pretrained(folder, **more).to(options.device)
     model = model if model.dtype == dtype else model.to(dtype)
-    for module in model.modules():  # a label that is left out at random
+    for module in model.modules():  # label dropout of classifier-free guidance
         if type(module).__name__ == "LabelEmbedding":
             module.dropout_prob = 0.0
     return model
 
 
 def place(batch: Tensors, device: str) -> Tensors:
-    """Large inputs on the device, numbers of tokens in pinned memory, as a loader leaves them."""
+    """Move float inputs to the device and token ids to pinned memory, as a data loader does."""
     if device == "cpu":
         return batch
     return {
@@ -288,7 +298,7 @@ def place(batch: Tensors, device: str) -> Tensors:
 def our_step(
     objective: Objective, folder: Path, batch: Tensors, compiled: bool, device: str
 ) -> Callable[[], Callable[[], float]]:
-    """A step of the trainer; it returns how to read the loss."""
+    """Return a function that runs one step of our trainer and returns a function that reads the loss."""
     model = af.load(folder, device=device, offline=True).train()
     examples = len(next(iter(batch.values())))
     run = Run(
@@ -317,7 +327,7 @@ def loss_of(model: Any, batch: dict[str, Any]) -> Tensor:
 
 
 def own_loop(model: Any, batch: Tensors, compiled: bool, device: str) -> Callable[[], Callable[[], float]]:
-    """The training step that people write by hand, around any library's model."""
+    """Return a hand-written training step for the model of any library."""
     model.train()
     mixed = next(model.parameters()).dtype == torch.float32
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
@@ -370,7 +380,7 @@ def extra_names(family: Family, size: str) -> list[str]:
 
 
 def measure(family: Family, size: str, group: str, options: Any) -> Iterator[Row]:
-    """Yield the rows of one family, batch size and group of rows as they are measured."""
+    """Yield the rows of one family, batch size and group, each when it is measured."""
     B, T = getattr(family, size)
     if options.tiny:
         B, T = 2, 36 if family.make in (causal, masked, pair, mel) else 8000 if family.make is sound else T
@@ -422,13 +432,11 @@ def measure_variant(
         except Exception as error:
             if side == "ours":
                 raise
-            absent[side] = f"no figure of {side}: {type(error).__name__}: {error}"[:300].replace("\n", " ")
+            absent[side] = f"no figure for {side}: {type(error).__name__}: {error}"[:300].replace("\n", " ")
             continue
         steps[side] = step
-        peaks[side] = peak_GB(
-            step, allocated() - before
-        )  # of a step before any is recorded: a graph's memory is its own
-    with alone(options.lock):  # the first step, which compiles, needs the device only for a moment
+        peaks[side] = peak_GB(step, allocated() - before)  # before capture: a CUDA graph has a separate memory pool
+    with exclusive(options.lock):  # not during the first step, which mostly compiles
         for step in steps.values():
             warm_up(step, 1 if options.tiny else WARM)
         spans = take_turns(steps, 2 if options.tiny else TURNS, 0.0 if options.tiny else 0.2)
@@ -475,16 +483,16 @@ def extra_rows(
             ratio = round(NANOGPT[1] / peak, 3)
             yield Row(names[2], "GB", peak, NANOGPT[1], "nanoGPT, given", ratio, None, None, 1.0)
     elif names:
-        yield against_goal(names[0], "s", first, FIRST_STEP, "while other cases compile, too")
+        yield against_goal(names[0], "s", first, FIRST_STEP, "while other cases compile")
         flags = [sys.executable, str(Path(__file__).with_name("bench_gpu.py")), "--again", family.title, "--folder",
                  str(folder), "--device", options.device, *(["--tiny"] if options.tiny else [])]  # fmt: skip
-        left = max(1.0, options.until - time.time())
-        found = subprocess.run(flags, capture_output=True, text=True, check=True, timeout=left)
-        yield against_goal(names[1], "s", float(found.stdout.split()[-1]), WARM_START, "a second process, same caches")
+        remaining = max(1.0, options.until - time.time())
+        done = subprocess.run(flags, capture_output=True, text=True, check=True, timeout=remaining)
+        yield against_goal(names[1], "s", float(done.stdout.split()[-1]), WARM_START, "a second process, same caches")
 
 
 def against_goal(name: str, unit: str, ours: float, goal: float, note: str = "") -> Row:
-    """A time, and the longest that we want."""
+    """Return a row that compares a time with its goal."""
     return Row(name, unit, round_off(ours), goal, "goal", round(goal / ours, 3), None, None, 1.0, note)
 
 
@@ -493,7 +501,7 @@ def first_digits(value: float) -> float:
 
 
 def first_step_again(title: str, folder: Path, options: Any) -> float:
-    """Seconds of the first step in a process of its own, whose caches are warm."""
+    """Seconds of the first step in a new process with warm compiler caches."""
     family = next(family for family in FAMILIES if family.title == title)
     kind = getattr(importlib.import_module(family.library), family.architecture).config_class
     config, (B, T) = kind.from_pretrained(folder), family.full

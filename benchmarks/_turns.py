@@ -1,4 +1,4 @@
-"""What the GPU benchmarks share: a lock, turns of several sides in one process, and what a step does on the device."""
+"""Timing for the GPU benchmarks: a lock between processes, alternating turns, kernel time, launches and memory."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import torch
 CUDA = torch.cuda.is_available()
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")  # prefixes: ...ExC, ...Ex
 
-# compiled layers that do something else than plain ones: no figure of theirs counts
+# figures of compiled layers that compute something different are worthless
 warnings.filterwarnings("error", message=".*differs from plain code")
 
 
 @contextlib.contextmanager
-def alone(lock: Path | None) -> Iterator[None]:
-    """Nobody else is timed meanwhile."""
+def exclusive(lock: Path | None) -> Iterator[None]:
+    """Hold the lock, so that no other process is timed at the same time."""
     if lock is None:
         yield
         return
@@ -39,7 +39,7 @@ def wait() -> None:
 
 
 def seconds(run: Callable[[], Any], times: int = 1) -> float:
-    """Of one call, the device's work included."""
+    """Seconds per call, including the work on the device."""
     wait()
     start = time.perf_counter()
     for _ in range(times):
@@ -51,8 +51,8 @@ def seconds(run: Callable[[], Any], times: int = 1) -> float:
 def take_turns(
     sides: dict[str, Callable[[], Any]], turns: int, least: float = 0.2, most: float = 6.0
 ) -> dict[str, list[float]]:
-    """Seconds of a call, by side and turn. A turn repeats a call until about `least` seconds are over; after `most`
-    seconds no turn begins, but there are two at least."""
+    """Return the seconds per call of every side and turn. A turn repeats the call for about `least` seconds. No turn
+    starts after `most` seconds, but there are at least two."""
     times = {name: max(1, round(least / max(seconds(run), 1e-6))) for name, run in sides.items()}
     spans: dict[str, list[float]] = {name: [] for name in sides}
     begin = time.perf_counter()
@@ -65,7 +65,7 @@ def take_turns(
 
 
 def warm_up(run: Callable[[], Any], times: int, most: float = 1.5) -> None:
-    """Calls before timing: two, and more until `times` or `most` seconds are reached."""
+    """Call `run` up to `times` times, but stop after `most` seconds and at least two calls."""
     begin = time.perf_counter()
     for number in range(times):
         if number > 1 and time.perf_counter() - begin > most:
@@ -75,14 +75,14 @@ def warm_up(run: Callable[[], Any], times: int, most: float = 1.5) -> None:
 
 
 class DeviceWork(NamedTuple):
-    """Of one step."""
+    """Kernel time and number of launches of one step."""
 
     kernel_ms: float
     launches: int
 
 
 def profile(step: Callable[[], Any], steps: int = 2) -> DeviceWork | None:
-    """Time on the device, summed over kernels and copies, and how often the host launched something."""
+    """Return the device time of one step, summed over kernels and copies, and the number of launches."""
     if not CUDA:
         return None
     wait()
@@ -94,7 +94,7 @@ def profile(step: Callable[[], Any], steps: int = 2) -> DeviceWork | None:
     device, launches = 0.0, 0
     for event in report.events():
         if event.device_type == torch.autograd.DeviceType.CUDA:
-            # a named range (an optimizer's step) is shown on the device, too, over the kernels in it
+            # named ranges (an optimizer step) are also listed on the device and contain kernels counted separately
             if not (getattr(event, "is_user_annotation", False) or event.name.startswith("Optimizer.")):
                 device += event.time_range.elapsed_us()
         elif event.name.startswith(LAUNCHES):
@@ -103,7 +103,7 @@ def profile(step: Callable[[], Any], steps: int = 2) -> DeviceWork | None:
 
 
 def peak_GB(run: Callable[[], Any], held: int) -> float | None:
-    """The most memory of a call, without what other sides hold; `held` is what its own side holds between calls."""
+    """Peak memory of a call without the memory of other sides; `held` is the memory of its side between calls."""
     if not CUDA:
         return None
     wait()
@@ -119,7 +119,7 @@ def allocated() -> int:
 
 
 def empty_cache() -> None:
-    """Give back what deleted models held, so that other processes can have it."""
+    """Release the memory of deleted models for other processes."""
     import gc
 
     gc.collect()
@@ -129,7 +129,7 @@ def empty_cache() -> None:
 
 
 def scratch_folder(inside: Path | None = None) -> tempfile.TemporaryDirectory[str]:
-    """For weights on their way from one side to the other: in memory where that is large enough, or in a folder."""
+    """Return a temporary folder for weights that both sides load: in `inside`, or in /dev/shm if it is large enough."""
     if inside is not None:
         return tempfile.TemporaryDirectory(dir=inside)
     memory = Path("/dev/shm")

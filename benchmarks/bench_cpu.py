@@ -1,12 +1,12 @@
-"""Speed on a CPU beside transformers: one process, the same weights, threads, prompts and tokens; about 8 minutes.
+"""Compare CPU speed with transformers: one process, the same weights, threads, prompts and tokens; about 8 minutes.
 
-Turns alternate, ours and theirs, so that whatever else the machine does falls on both; a pair gives one ratio, theirs /
-ours, and above 1 we are faster. Decoding is greedy, GPT-2 124M with random weights. "default" is `af.generate(model,
-ids)` with nothing asked for; "compiled" is `compile=True` of fused projections, packed for a batch of 8; theirs is
-`generate` as it is, in fp32. Rows named "of the limit" compare with the speed at which reading every weight once a step
-would fill the memory bandwidth, which is measured between the turns. Start times are processor time of whole commands.
+Turns alternate between the two sides, so that other load on the machine affects both. Each pair of turns gives one
+ratio, theirs / ours: above 1, we are faster. Decoding is greedy, with GPT-2 124M and random weights. "default" is
+`af.generate(model, ids)` without options; "compiled" is `compile=True` with fused projections, packed for batch 8;
+theirs is `generate` in fp32. Rows named "of the limit" compare with the speed at which reading every weight once per
+step would fill the memory bandwidth (measured between the turns). Start times are CPU time of whole commands.
 
-    make bench-cpu                                          # records a line, and writes docs/results/speed.md
+    make bench-cpu                                          # add a line to the history, write docs/results/speed.md
     python benchmarks/bench_cpu.py --no-record --only decoding --seconds 10
 """
 
@@ -45,7 +45,7 @@ from anyformer.transforms.pack import pack
 from anyformer.transforms.quantize import quantize
 
 GPT2: dict[str, Any] = {}
-# nanoGPT's character model of Shakespeare: 65 characters
+# nanoGPT's Shakespeare model with 65 characters
 MINI = {"n_layer": 6, "n_embd": 384, "n_head": 6, "vocab_size": 65, "n_positions": 256, "bos_token_id": 0,
         "eos_token_id": 0}  # fmt: skip
 TOKENS = 32
@@ -68,7 +68,7 @@ def int8(model: Any) -> Any:
 class Decoding:
     name: str
     batch_size: int
-    goal: float  # of the ratio
+    goal: float  # minimum ratio
     change: Callable[[Any], Any] = lambda model: model
     compiled: bool = False
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -84,7 +84,7 @@ DECODING = (
     Decoding("GPT-2, batch 1, int8 compiled", 1, 1.5, int8, True),
     Decoding("mini GPT 6 x 384, batch 1, default", 1, 1.5, config=MINI),
 )
-# families of forward.py, each at its first size there
+# families in forward.py; the first case of each is measured
 STEPS = ("gpt2", "bert", "vit")
 COMMANDS = ("--help", "zoo", "parts", "parts rotary")
 
@@ -96,7 +96,7 @@ def clock(run: Callable[[], Any]) -> float:
 
 
 def in_turns(ours: Callable[[], Any], theirs: Callable[[], Any], seconds: float) -> tuple[list[float], list[float]]:
-    """Seconds of each turn, for about so long; three pairs at least, after one that warms up."""
+    """Return the seconds of each turn. Runs for about `seconds` and at least three pairs, after one warm-up pair."""
     ours(), theirs()
     mine: list[float] = []
     other: list[float] = []
@@ -108,16 +108,16 @@ def in_turns(ours: Callable[[], Any], theirs: Callable[[], Any], seconds: float)
     return mine, other
 
 
-BLOCK = torch.ones(32 * 1024 * 1024)  # 128 MiB: more than the nearer caches hold
+BLOCK = torch.ones(32 * 1024 * 1024)  # 128 MiB: larger than the L1 and L2 caches
 
 
 def bandwidth() -> float:
-    """Bytes a second that all threads together read, now."""
+    """Bytes per second that all threads together read now."""
     return BLOCK.nbytes / min(clock(BLOCK.sum) for _ in range(3))
 
 
 def read_bytes(model: Any) -> int:
-    """Weights that one step reads: all but the rows of the token and position tables that it passes over."""
+    """Bytes of weights that one step reads: all except embedding tables that are not tied to the head."""
     tensors = {t.data_ptr(): t for t in (*model.parameters(), *model.buffers())}
     for table in (model.embedding.tokens.weight, model.embedding.position.weight):
         if table is not model.head.out.weight:
@@ -126,7 +126,7 @@ def read_bytes(model: Any) -> int:
 
 
 def models(config: dict[str, Any], kept: dict[str, Any]) -> tuple[Any, Any]:
-    """(ours, theirs) with the same random weights, through a saved checkpoint."""
+    """Return (ours, theirs) with the same random weights, loaded from a checkpoint."""
     key = json.dumps(config)
     if key not in kept:
         kept.clear()
@@ -147,10 +147,10 @@ def decoding(seconds: float, history: Any) -> Iterator[Any]:
         prompt = torch.randint(
             0, theirs.config.vocab_size, (case.batch_size, 8), generator=torch.Generator().manual_seed(1)
         )
-        asked = {"compile": True} if case.compiled else {}
+        extra = {"compile": True} if case.compiled else {}
 
-        def mine(model: Any = model, prompt: Any = prompt, asked: Any = asked) -> torch.Tensor:
-            return af.generate(model, input_ids=prompt, max_new_tokens=TOKENS, eos_token_id=None, **asked)
+        def mine(model: Any = model, prompt: Any = prompt, extra: Any = extra) -> torch.Tensor:
+            return af.generate(model, input_ids=prompt, max_new_tokens=TOKENS, eos_token_id=None, **extra)
 
         def other(model: Any = theirs, prompt: Any = prompt) -> torch.Tensor:
             return model.generate(
@@ -166,7 +166,6 @@ def decoding(seconds: float, history: Any) -> Iterator[Any]:
         yield history.compare(
             f"decoding: {case.name}", "tokens/s", ours, peer, PEER, case.goal, lambda s, count=count: count / s, note
         )
-        # what is read a second, beside what could be
         limit = read_bytes(model) * TOKENS / max(bandwidth() for _ in range(3))
         yield history.compare(
             f"of the limit: {case.name}", "tokens/s", ours, [limit] * len(ours), "memory bandwidth", None,
@@ -175,7 +174,7 @@ def decoding(seconds: float, history: Any) -> Iterator[Any]:
 
 
 def steps(seconds: float, history: Any) -> Iterator[Any]:
-    """Eager forward passes and training steps (AdamW as torch has it, on both sides)."""
+    """Eager forward passes and training steps (torch's AdamW on both sides)."""
     for family in STEPS:
         case = next(case for case in forward.CASES if case.family == family)
         ours, theirs, config = forward.models(case)
@@ -215,7 +214,7 @@ def starts(seconds: float, history: Any) -> Iterator[Any]:
 
 
 def quality(seconds: float, history: Any) -> Iterator[Any]:
-    """Perplexity of the trained stories260K before and after int8: a ratio of 1 means that rounding costs nothing."""
+    """Perplexity of the trained stories260K in fp32 / in int8: a ratio of 1 means that rounding costs nothing."""
     data = Path(__file__).resolve().parents[2] / "shared" / "data"
     if not (data / "weights" / "stories260K").is_dir():
         return
@@ -236,22 +235,20 @@ GROUPS = {"decoding": decoding, "steps": steps, "starts": starts, "quality": qua
 
 
 def machine() -> str:
-    """/proc/cpuinfo names no ARM processor; lscpu does."""
-    named = ""
+    """Return the name of the processor and the number of threads. lscpu, unlike /proc/cpuinfo, names ARM processors."""
+    name = ""
     if shutil.which("lscpu"):
-        told = subprocess.run(["lscpu"], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}).stdout
-        named = next(
-            (line.partition(":")[2].strip() for line in told.splitlines() if line.startswith("Model name")), ""
-        )
-    return f"{named or platform.machine()}, {torch.get_num_threads()} threads"
+        text = subprocess.run(["lscpu"], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}).stdout
+        name = next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("Model name")), "")
+    return f"{name or platform.machine()}, {torch.get_num_threads()} threads"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=GROUPS, help="measure only these rows")
-    parser.add_argument("--seconds", type=float, default=10, help="of turns, for each row (default: 10)")
+    parser.add_argument("--seconds", type=float, default=10, help="time per row (default: 10)")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--no-record", action="store_true", help="leave the history and the page as they are")
+    parser.add_argument("--no-record", action="store_true", help="do not change the history and the page")
     options = parser.parse_args()
     import history
 

@@ -1,13 +1,13 @@
-"""`make bench-gpu`: training, decoding, prompts and first calls of us and our peers, on one CUDA GPU.
+"""`make bench-gpu`: training, decoding, prompts and first calls of anyformer and its peers on one CUDA GPU.
 
-Each case runs in a process of its own, with empty caches of the compiler; several prepare at the same time and a lock
-lets one at a time be timed. Cases begin in the order of importance; when the time is over, the others are listed as
-"not run". Figures are appended to benchmarks/history.jsonl and docs/results/speed.md is written; if the environment
-has OUT, they are written there as they come (`history.py --add` takes the file on another machine). Exits with 1 if a
-ratio fell below what the page claims.
+Each case runs in a separate process with empty compiler caches. Several cases compile at the same time; a lock lets
+only one be timed. The most important cases start first; cases that do not start in time are listed as "not run".
+Appends the figures to benchmarks/history.jsonl and writes docs/results/speed.md. If the environment variable OUT is
+set, each figure is also written to that folder when it is measured (`history.py --add` reads the file on a different
+machine). Exits with 1 if a ratio is lower than the page claims.
 
     make bench-gpu [ARGS="--minutes 8 --cases 'training: BERT' decoding --growth"]
-    PYTHONPATH=src python benchmarks/bench_gpu.py --tiny     # small models on the CPU, not recorded: does it run?
+    PYTHONPATH=src python benchmarks/bench_gpu.py --tiny     # test the script: small models on the CPU, not recorded
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ import torch
 from _turns import scratch_folder
 from history import Row
 
-MEMORY = 125  # GB of the device for all cases at once
-MARK = "ROW "  # before a row in the output of a child
+MEMORY = 125  # GB of device memory for all cases that run at once
+MARK = "ROW "  # prefix of a row in the output of a child process
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
     name: str
     gb: int
-    rows: list[str]  # names of all that it measures
+    rows: list[str]  # names of its rows
     measure: Callable[[argparse.Namespace], Iterator[Row]]
 
 
 def cases() -> list[Case]:
-    """In the order of importance."""
+    """Return all cases, the most important first."""
 
     def training(size: str, group: str = "training") -> list[Case]:
         extra = _training.extra_names if group == "training" else lambda family, size: []
@@ -79,13 +79,13 @@ def cases() -> list[Case]:
 
 
 class Child:
-    """One case in its process; a thread reads its rows."""
+    """A process that measures one case, and a thread that reads its rows."""
 
-    def __init__(self, case: Case, options: argparse.Namespace, folder: Path, tell: Callable[[Row], None]) -> None:
-        self.case, self.tell, self.found = case, tell, set[str]()
-        own = re.sub(r"\W+", "-", case.name)  # a compiler's command must find it: no spaces
-        self.log = folder / f"{own}.log"
-        caches = {name: str(folder / own / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+    def __init__(self, case: Case, options: argparse.Namespace, folder: Path, on_row: Callable[[Row], None]) -> None:
+        self.case, self.on_row, self.found = case, on_row, set[str]()
+        stem = re.sub(r"\W+", "-", case.name)  # no spaces: the path is part of the compiler's command line
+        self.log = folder / f"{stem}.log"
+        caches = {name: str(folder / stem / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
         command = [
             sys.executable, __file__, "--child", case.name, "--lock", str(folder / "lock"),
             "--until", str(options.until), "--device", options.device, *(["--tiny"] if options.tiny else []),
@@ -104,13 +104,13 @@ class Child:
             if line.startswith(MARK):
                 row = Row(**json.loads(line.removeprefix(MARK)))
                 self.found.add(row.name)
-                self.tell(row)
+                self.on_row(row)
 
     def end(self) -> str:
-        """Why rows are missing, if any are."""
+        """End the process; return why rows may be missing."""
         late = self.process.poll() is None
         if late:
-            os.killpg(self.process.pid, signal.SIGKILL)  # with the compiler's own processes
+            os.killpg(self.process.pid, signal.SIGKILL)  # includes compiler processes
         self.process.wait()
         self.thread.join()
         if late:
@@ -120,7 +120,7 @@ class Child:
 
 
 class Report:
-    """Rows as they come; the whole is written again after each."""
+    """The rows measured so far; adding one prints it and rewrites the file in OUT."""
 
     def __init__(self, machine: str) -> None:
         self.machine, self.rows, self.lock = machine, list[Row](), threading.Lock()
@@ -139,7 +139,7 @@ class Report:
 
 
 def schedule(wanted: list[Case], options: argparse.Namespace, report: Report) -> None:
-    """Starts cases in their order, as many as fit into the device and are allowed at once."""
+    """Run the cases in order, as many at once as fit the device memory and `options.at_once`."""
     waiting, running = list(wanted), list[Child]()
 
     def close(child: Child, why: str) -> None:
@@ -151,7 +151,7 @@ def schedule(wanted: list[Case], options: argparse.Namespace, report: Report) ->
             print(f"{child.case.name}: {why}\n{child.log.read_text()[-1500:]}", flush=True)
             options.failed.append(child.case.name)
 
-    with scratch_folder() as folder:  # children that are ended leave their files here
+    with scratch_folder() as folder:  # killed children do not delete their files in it
         while waiting or running:
             for child in [child for child in running if child.process.poll() is not None]:
                 close(child, child.end())
@@ -172,7 +172,7 @@ def schedule(wanted: list[Case], options: argparse.Namespace, report: Report) ->
 
 
 def run_here(wanted: list[Case], options: argparse.Namespace, report: Report) -> None:
-    """One after another in this process, where importing takes longer than measuring."""
+    """Run the cases one after another in this process. For tiny models, whose imports take longer than measuring."""
     for case in wanted:
         try:
             for row in case.measure(options):
@@ -184,19 +184,19 @@ def run_here(wanted: list[Case], options: argparse.Namespace, report: Report) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=8.0, help="time limit of all cases (default: 8)")
-    parser.add_argument("--cases", nargs="*", default=[], metavar="START", help="cases whose names start like this")
-    parser.add_argument("--growth", action="store_true", help="also how cost grows (growth_gpu.py)")
+    parser.add_argument("--minutes", type=float, default=8.0, help="time limit for all cases (default: 8)")
+    parser.add_argument("--cases", nargs="*", default=[], metavar="START", help="cases whose names start with START")
+    parser.add_argument("--growth", action="store_true", help="also measure how cost grows (growth_gpu.py)")
     parser.add_argument("--at-once", type=int, default=6, help="processes at the same time (default: 6)")
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
-    parser.add_argument("--no-record", action="store_true", help="leave the history and the page as they are")
+    parser.add_argument("--no-record", action="store_true", help="do not change the history and the page")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true")
     for name, kind in (("child", str), ("again", str), ("folder", Path), ("lock", Path), ("until", float)):
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
-    torch._dynamo.config.automatic_dynamic_shapes = False  # each shape is compiled for itself, on both sides
+    torch._dynamo.config.automatic_dynamic_shapes = False  # compile each shape separately, on both sides
     if options.tiny:
         options.device = "cpu"
     if options.again:

@@ -1,5 +1,5 @@
-"""How long a Decision Transformer balances a pole when it is asked for so long (recipe `cartpole`), beside behaviour
-cloning: the same model that learnt without returns.
+"""Compare the returns that a Decision Transformer (recipe `cartpole`) reaches with the requested returns, and with
+behaviour cloning: the same model trained without returns.
 
     anyformer train cartpole --data data
     anyformer train cartpole --data data --set objective.asks=false --out runs/cloned
@@ -18,11 +18,11 @@ import numpy as np
 import anyformer as af
 
 ASKED = (20, 60, 100, 150, 200, 250, 300, 350, 400, 450, 500)
-SCALE = 500.0  # of the recipe
+SCALE = 500.0  # as in the recipe
 
 
 def reached(model: str, asked: tuple[float, ...], episodes: int, **options: Any) -> dict[float, list[float]]:
-    """asked -> what each episode came to"""
+    """Return {requested return: return of each episode}."""
     rows = af.tasks.play(model, "CartPole-v1", returns=asked, episodes=episodes, seed=1000, **options)
     return {each: [row["return"] for row in rows if row["asked"] == each] for each in asked}
 
@@ -39,7 +39,7 @@ def main() -> None:
     pairs = np.asarray([(asked, each) for asked, episodes in found.items() for each in episodes])
     means = {asked: float(np.mean(episodes)) for asked, episodes in found.items()}
     figures: dict[str, Any] = {"asked and reached": means, "correlation": float(np.corrcoef(pairs.T)[0, 1])}
-    if options.cloned:  # it never saw a return: all are 0 to it
+    if options.cloned:  # trained without returns: an infinite scale makes all returns 0
         for steps in (20, 1):
             cloned = reached(options.cloned, (500,), options.episodes, scale=float("inf"), steps=steps)
             figures[f"cloned, {steps} steps seen"] = float(np.mean(cloned[500]))
@@ -53,10 +53,10 @@ def main() -> None:
         from matplotlib import pyplot
 
         figure, axes = pyplot.subplots(figsize=(5, 4), layout="constrained")
-        axes.plot((0, 500), (0, 500), color="grey", linewidth=0.8, label="as asked")
-        axes.scatter(*pairs.T, s=10, alpha=0.5, label="an episode")
+        axes.plot((0, 500), (0, 500), color="grey", linewidth=0.8, label="requested")
+        axes.scatter(*pairs.T, s=10, alpha=0.5, label="one episode")
         axes.plot(list(means), list(means.values()), "o-", label="mean")
-        axes.set(xlabel="return asked for", ylabel="return reached")
+        axes.set(xlabel="requested return", ylabel="achieved return")
         axes.legend(frameon=False)
         figure.savefig(options.plot)
 

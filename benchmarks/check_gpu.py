@@ -1,12 +1,12 @@
 """The second half of `make test-gpu`: compiled decoding and compiled training steps at full size on one CUDA GPU.
 
-Six families train: the losses of three compiled steps must agree with those of the plain model (dropout off, bf16
-autocast). Llama-1B decodes by default and compiled; both must write the tokens of the plain path up to a tie. Each case
-runs in its own process; all compile at the same time, and a lock lets one at a time be timed. Figures are printed next
-to those in docs/results/gpu.json (`--record` replaces them).
+Six families train: the losses of three compiled steps must equal the losses of the plain model (no dropout, bf16
+autocast). Llama-1B decodes with default settings and compiled; both must write the tokens of the plain path up to a
+tie. Each case runs in a separate process; all compile at the same time, and a lock lets only one be timed. Figures are
+printed next to the ones in docs/results/gpu.json (`--record` replaces them).
 
     PYTHONPATH=src python benchmarks/check_gpu.py [--cases gpt2 decode ...] [--out FILE.json] [--record]
-    PYTHONPATH=src python benchmarks/check_gpu.py --tiny --cases gpt2 bert-base     # on a CPU: does the script run?
+    PYTHONPATH=src python benchmarks/check_gpu.py --tiny --cases gpt2 bert-base     # test the script on a CPU
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from _turns import alone
+from _turns import exclusive
 from memory_gpu import CASES, Case, tensors
 
 import anyformer as af
@@ -40,12 +40,12 @@ from anyformer.train.trainer import Callback, StepResult, Trainer
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "gpu.json"
 TRAINED = ("gpt2", "bert-base", "t5-base", "vit-b16", "llama3.2-1b", "mixtral-8x7b")
 COMPARED, WARM, TIMED = 3, 5, 25  # steps whose losses are compared; steps before timing; steps timed
-CLOSE = 5e-3  # relative, of bf16 losses after updates in which sums have another order
-TIE = 0.02  # two tokens whose scores differ by less, relative to the highest, may change places in bf16
+CLOSE = 5e-3  # relative tolerance of bf16 losses after updates that add in a different order
+TIE = 0.02  # tokens whose bf16 scores differ by less (relative to the highest score) are a tie
 
 
 def without_dropout(description: Any) -> Any:
-    """A description, as JSON, with every dropout at 0: compiled and plain steps draw other numbers."""
+    """Set every dropout of a description (as JSON) to 0: compiled and plain steps draw different random numbers."""
     if isinstance(description, dict):
         return {
             key: 0.0 if "dropout" in key and isinstance(value, float) else without_dropout(value)
@@ -55,7 +55,7 @@ def without_dropout(description: Any) -> Any:
 
 
 class StepTimes(Callback):
-    """The loss of every step, and the time after it; the first timed step waits for the lock."""
+    """Collects the loss of every step and the time after it. The first timed step waits for the lock."""
 
     def __init__(self, lock: Path) -> None:
         self.losses: list[float] = []
@@ -68,7 +68,7 @@ class StepTimes(Callback):
             self.first = time.perf_counter() - self.first
         self.losses.append(done.loss)
         if done.step == WARM and trainer.run.compile:
-            self.exit.enter_context(alone(self.lock))
+            self.exit.enter_context(exclusive(self.lock))
         if done.step > WARM:
             self.times.append(time.perf_counter())
 
@@ -119,7 +119,7 @@ def check_training(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 @torch.no_grad()
 def check_decoding(compiled: bool, options: argparse.Namespace) -> dict[str, Any]:
-    """Batch 1, prompt 128, 256 new tokens, bf16: the whole call."""
+    """Time whole calls and compare tokens: batch 1, prompt of 128 tokens, 256 new tokens, bf16."""
     from anyformer.transforms.fuse import fuse
     from anyformer.transforms.pack import pack
 
@@ -137,7 +137,7 @@ def check_decoding(compiled: bool, options: argparse.Namespace) -> dict[str, Any
     tokens = write(fast)
     first = time.perf_counter() - start
     times = []
-    with alone(options.lock):
+    with exclusive(options.lock):
         for _ in range(6):
             torch.cuda.synchronize()
             start = time.perf_counter()
@@ -145,7 +145,7 @@ def check_decoding(compiled: bool, options: argparse.Namespace) -> dict[str, Any
             torch.cuda.synchronize()
             times.append(time.perf_counter() - start)
     same = int((plain == tokens)[0, 128:].long().cumprod(0).sum())
-    if same < 256:  # the first token that differs must be a tie: later ones follow from it
+    if same < 256:  # the first token that differs must be a tie; later tokens depend on it
         scores = model(input_ids=plain[:, : 128 + same], logits_to_keep=1).logits[0, -1].float()
         gap = float((scores[plain[0, 128 + same]] - scores[tokens[0, 128 + same]]) / scores.abs().max())
     figures = {
@@ -154,7 +154,7 @@ def check_decoding(compiled: bool, options: argparse.Namespace) -> dict[str, Any
         "peak_GB": round(torch.cuda.max_memory_allocated() / 1e9, 2), "same_tokens": f"first {same} of 256",
     }  # fmt: skip
     if same < 256 and gap > TIE:
-        figures["error"] = f"token {same} differs from the plain path, where it is behind by {gap:.1%}"
+        figures["error"] = f"token {same} differs from the plain path, where its score is lower by {gap:.1%}"
     return figures
 
 
@@ -178,9 +178,9 @@ def main() -> None:
     names = ("decode", "decode-compiled", *TRAINED)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="*", default=names, choices=names, metavar="CASE", help=", ".join(names))
-    parser.add_argument("--seconds", type=float, default=200.0, help="time limit of all cases (default: 200)")
+    parser.add_argument("--seconds", type=float, default=200.0, help="time limit for all cases (default: 200)")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--out", type=Path, help="write the figures to this file, too")
+    parser.add_argument("--out", type=Path, help="also write the figures to this file")
     parser.add_argument("--record", action="store_true", help=f"replace the figures in {RESULTS.name}")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -205,8 +205,8 @@ def main() -> None:
         figures: dict[str, dict[str, Any]] = {}
         for name, child in children.items():
             try:
-                said, _ = child.communicate(timeout=max(1.0, begin + options.seconds - time.perf_counter()))
-                figures[name] = json.loads(said.strip().splitlines()[-1])
+                output, _ = child.communicate(timeout=max(1.0, begin + options.seconds - time.perf_counter()))
+                figures[name] = json.loads(output.strip().splitlines()[-1])
             except (subprocess.TimeoutExpired, IndexError, json.JSONDecodeError) as error:
                 child.kill()
                 last = (Path(folder) / name).read_text().strip()[-1500:]

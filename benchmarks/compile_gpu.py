@@ -1,12 +1,12 @@
-"""Compiling block by block against the whole graph: seconds of the first step, ms a step and memory, on one CUDA GPU.
+"""Compare compiling block by block with compiling the whole graph: seconds of the first step, ms per step and memory.
 
-Every case runs `compile=true` and `compile="whole"` in processes of their own, which compile at the same time with
-empty caches; a lock lets one at a time be timed, in turns. Then fresh processes take the first step again with the
-caches filled. Steps are those of the trainer (bf16 autocast, fused AdamW, dropout off). About 100 s for two cases.
+Every case runs `compile=true` and `compile="whole"` in separate processes on one CUDA GPU. They compile at the same
+time with empty caches; then they are timed in turns, one at a time (a lock). New processes repeat the first step with
+the filled caches. Steps are trainer steps (bf16 autocast, fused AdamW, no dropout). Two cases take about 100 s.
 
     PYTHONPATH=src python benchmarks/compile_gpu.py --cases bert-base llama3.2-1b [--out FILE.json]
     PYTHONPATH=src python benchmarks/compile_gpu.py --cases vit-b16 gpt2
-    PYTHONPATH=src python benchmarks/compile_gpu.py --tiny --cases gpt2     # on a CPU: does the script run?
+    PYTHONPATH=src python benchmarks/compile_gpu.py --tiny --cases gpt2     # test the script on a CPU
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from check_gpu import alone, without_dropout
+from check_gpu import exclusive, without_dropout
 from memory_gpu import CASES, tensors
 
 import anyformer as af
@@ -36,12 +36,12 @@ from anyformer.train.run import Batch, Run
 from anyformer.train.trainer import Callback, StepResult, Trainer
 
 HOWS = ("block", "whole")
-LONGEST = 150.0  # seconds that a process waits for the others to have compiled
-WARM, ROUNDS, STEPS = 4, 4, 8  # steps before timing; turns; steps a turn, the first of which is not counted
+LONGEST = 150.0  # seconds that a process waits until the other processes have compiled
+WARM, ROUNDS, STEPS = 4, 4, 8  # steps before timing; turns; steps per turn (the first is not counted)
 
 
 class Turns(Callback):
-    """The first step's seconds; then turns of STEPS steps each, in which nobody else uses the device."""
+    """Measures the first step, then turns of STEPS steps, during which no other process uses the device."""
 
     def __init__(self, lock: Path, name: str, count: int) -> None:
         self.lock, self.count, self.exit = lock, count, contextlib.ExitStack()
@@ -55,7 +55,7 @@ class Turns(Callback):
         if self.last is not None:
             self.times.append(now - self.last)
         self.last = now
-        if done.step == WARM:  # nobody compiles any more when times are taken
+        if done.step == WARM:  # start timing only when no process compiles
             self.ready.touch()
             while time.perf_counter() - self.begin < LONGEST and len([*self.lock.parent.glob("*.ready")]) < self.count:
                 time.sleep(0.1)
@@ -63,8 +63,8 @@ class Turns(Callback):
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             self.exit.close()
-            time.sleep(0.05)  # the other one's turn
-            self.exit.enter_context(alone(self.lock))
+            time.sleep(0.05)  # let the other process take its turn
+            self.exit.enter_context(exclusive(self.lock))
             self.last = None
 
 
@@ -103,7 +103,7 @@ def train(name: str, how: str, options: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="*", default=["bert-base", "llama3.2-1b", "vit-b16", "gpt2"])
-    parser.add_argument("--seconds", type=float, default=200.0, help="time limit of each of the two passes")
+    parser.add_argument("--seconds", type=float, default=200.0, help="time limit for each of the two passes")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--device", default="cuda")
@@ -145,8 +145,8 @@ def main() -> None:
             end = time.perf_counter() + options.seconds
             for key, child in children.items():
                 try:
-                    said, _ = child.communicate(timeout=max(1.0, end - time.perf_counter()))
-                    found = json.loads(said.strip().splitlines()[-1])
+                    output, _ = child.communicate(timeout=max(1.0, end - time.perf_counter()))
+                    found = json.loads(output.strip().splitlines()[-1])
                 except (subprocess.TimeoutExpired, IndexError, json.JSONDecodeError) as error:
                     child.kill()
                     found = {"error": f"{type(error).__name__} {Path(f'{folder}/{key}.log').read_text()[-600:]}"}
@@ -158,7 +158,7 @@ def main() -> None:
     for name in options.cases:
         block, whole = (results[f"{name}-{how}"] for how in HOWS)
         if "ms" in block and "ms" in whole:
-            print(f"{name:<14} block / whole: {block['ms'] / whole['ms']:.3f} x time a step, first step "
+            print(f"{name:<14} block / whole: {block['ms'] / whole['ms']:.3f} x time per step, first step "
                   f"{block['first_s']} / {whole['first_s']} s, warm {block.get('warm_first_s')} / "
                   f"{whole.get('warm_first_s')} s, {block['peak_GB']} / {whole['peak_GB']} GB")  # fmt: skip
 

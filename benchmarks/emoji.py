@@ -1,5 +1,5 @@
-"""What a CLIP of emoji has learnt (recipe `emoji`): which name belongs to which picture, among the pairs it was taught
-and among those held out, and which subcategory a picture is of, which it was never taught.
+"""Evaluate a CLIP trained on emoji (recipe `emoji`): matching names and images of training pairs and of held-out pairs,
+and zero-shot classification of images into subcategories.
 
     python benchmarks/emoji.py runs/emoji --data data [--out emoji.json] [--device cuda]
 """
@@ -18,14 +18,14 @@ import anyformer as af
 
 
 def ranks(scores: np.ndarray, names: list[str]) -> np.ndarray:
-    """(N, N) scores of pairs -> (N,) how many others score higher than what belongs to each; a name that is the same is
-    no other."""
+    """(N, N) scores of pairs -> (N,) number of wrong candidates that score higher than the right one. Candidates with
+    the same name count as right."""
     other = np.asarray(names)[:, None] != np.asarray(names)[None]
     return ((scores > scores.diagonal()[:, None]) & other).sum(1)
 
 
 def shares(scores: np.ndarray, names: list[str]) -> dict[str, float]:
-    """Of pictures that find their name, and of names that find their picture: first, and among the first five."""
+    """Top-1 and top-5 accuracy of finding the name of an image and the image of a name."""
     found = {"image to text": ranks(scores, names), "text to image": ranks(scores.T, names)}
     return {f"{way}, top {k}": float((rank < k).mean()) for way, rank in found.items() for k in (1, 5)}
 
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("run")
     parser.add_argument("--data", default="data")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", help="a file for the figures")
+    parser.add_argument("--out", help="write the figures to this file")
     options = parser.parse_args()
     folder = Path(options.data) / "image_text_emoji"
     pictures = list(np.load(folder / "emoji32.npz")["images"])
@@ -52,8 +52,8 @@ def main() -> None:
         chosen = [names[i] for i in which]
         figures[part] = {"pairs": len(which), **shares(images[which] @ texts[which].T, chosen)}
     kinds = sorted({row["subcategory"] for row in rows})
-    asked = np.stack(af.tasks.embed(model, [kind.replace("-", " ") for kind in kinds]))
-    best = (images @ (asked / np.linalg.norm(asked, axis=-1, keepdims=True)).T).argmax(1)
+    queries = np.stack(af.tasks.embed(model, [kind.replace("-", " ") for kind in kinds]))
+    best = (images @ (queries / np.linalg.norm(queries, axis=-1, keepdims=True)).T).argmax(1)
     right = np.asarray([kinds[i] == row["subcategory"] for i, row in zip(best, rows)])
     figures["subcategory"] = {"kinds": len(kinds), "taught": right[~held].mean(), "held out": right[held].mean()}
     by_kind = {kind: [ok for ok, row in zip(right, rows) if row["subcategory"] == kind] for kind in kinds}

@@ -1,10 +1,10 @@
-"""Fashion-MNIST from scratch by a ViT, a Swin and a ResNet, and how a ViT and a ResNet do with fewer pictures.
+"""Train a ViT, a Swin and a ResNet on Fashion-MNIST from scratch, and the ViT and the ResNet also on fewer images.
 
-Each training is a recipe. `--sizes` are so many pictures of a drawn order, the smaller ones part of the larger; all of
-them are 60,000. What is measured is the accuracy on the 10,000 test pictures after the last step: nothing is chosen by
-it. A file fashion-MODELS.json in `--out` is written anew after every evaluation, so that several can run at once, and a
-training that is over its `--minutes` ends earlier, its schedule with it. `--plot` draws what all of them have found
-(matplotlib).
+Each training is a recipe. `--sizes` lists sizes of random subsets of the 60,000 training images; smaller subsets are
+contained in larger ones. The result is the accuracy on the 10,000 test images after the last step; nothing is selected
+by it. The file fashion-MODELS.json in `--out` is rewritten after every evaluation, so that several processes can run at
+once. `--minutes` limits each training, and its schedule is shortened accordingly. `--plot` draws the results of all
+files (needs matplotlib).
 
     python benchmarks/fashion.py --data data --out results [--models vit swin resnet] [--sizes 1000 5000 20000]
     python benchmarks/fashion.py --out results --plot docs/results
@@ -32,11 +32,11 @@ from anyformer.train.trainer import Callback, StepResult, Trainer
 
 RECIPES = {"vit": "fashion-mnist", "swin": "fashion-mnist-swin", "resnet": "fashion-mnist-resnet"}
 ALL = 60_000
-STEPS = {1000: 1500, 5000: 3000, 20_000: 4000}  # of both models alike, where pictures are few
+STEPS = {1000: 1500, 5000: 3000, 20_000: 4000}  # number of images -> steps, for both models
 
 
 class Curve(Callback):
-    """Puts what happens into `row` and writes it. The accuracy is counted here: no library of metrics is needed."""
+    """Adds losses and accuracies to `row` and writes it. Computes accuracy here to avoid a dependency on metrics."""
 
     def __init__(self, row: dict[str, Any], write: Any) -> None:
         self.row, self.write, self.spans, self.loss = row, write, [0.0], float("nan")
@@ -47,7 +47,7 @@ class Curve(Callback):
         self.test = [trainer.objective.collate(records[i : i + 1000], 0) for i in range(0, len(records), 1000)]
 
     def accuracy(self, trainer: Trainer) -> float:
-        """Of the weights that count, on all test pictures."""
+        """Accuracy of the averaged weights (if the run averages) on all test images."""
         with trainer.eval_mode(), trainer.autocast():
             moved = map(trainer.to_device, self.test)
             right = [(trainer.model(b["pixel_values"]).logits.argmax(-1) == b["labels"]).float().mean() for b in moved]
@@ -109,8 +109,8 @@ def plot(results: dict[str, Any], folder: Path) -> None:
         rows = sorted((r for r in results.values() if r["model"] == model), key=lambda r: r["pictures"])
         if len(rows) > 1:
             right.plot([r["pictures"] for r in rows], [100 * r["accuracy"] for r in rows], marker="o", label=model)
-    left.set(xlabel="step", ylabel="accuracy on the 10,000 test pictures, %", ylim=(88, 96), title="60,000 pictures")
-    right.set(xlabel="pictures to learn from", xscale="log", title="fewer pictures")
+    left.set(xlabel="step", ylabel="accuracy on the 10,000 test images, %", ylim=(88, 96), title="60,000 images")
+    right.set(xlabel="training images", xscale="log", title="fewer images")
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.legend()
@@ -123,9 +123,9 @@ def main() -> None:
     parser.add_argument("--data", default="data")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--models", nargs="*", default=list(RECIPES), choices=list(RECIPES))
-    parser.add_argument("--sizes", nargs="*", type=int, default=[], help="also so few pictures, for ViT and ResNet")
-    parser.add_argument("--without-all", action="store_true", help="only the sizes")
-    parser.add_argument("--minutes", type=float, default=5.0, help="the longest that one training may take")
+    parser.add_argument("--sizes", nargs="*", type=int, default=[], help="also train ViT and ResNet on SIZES images")
+    parser.add_argument("--without-all", action="store_true", help="train only on the sizes in --sizes")
+    parser.add_argument("--minutes", type=float, default=5.0, help="time limit for each training (default: 5)")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--set", nargs="*", default=[], metavar="PATH=VALUE")
     parser.add_argument("--plot", type=Path, metavar="FOLDER")

@@ -1,10 +1,10 @@
-"""Garments asked for in words, drawn code by code: the recipes `fashion-vae` and `fashion-dalle`, and a judge.
+"""Generate images of clothes from captions with the recipes `fashion-vae` and `fashion-dalle`, and classify them.
 
     python benchmarks/fashion_dalle.py data OUT [--minutes 6] [--device cuda] [--small]
 
-The judge (judge.py) learns by itself and says of 100 pictures of each of ten captions what they show. OUT gets
-figures.json (written anew after each part), samples.npz, sheet.png and the folders of both runs. `--small` is a form of
-seconds that shows that it runs.
+A separately trained classifier (judge.py) classifies 100 images for each of ten captions. Writes to OUT: figures.json
+(rewritten after each stage), samples.npz, sheet.png and the folders of both runs. `--small` tests the script in
+seconds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SMALL = {"steps": 8, "batch.examples": 16, "evaluate.every": 8, "evaluate.batche
 ARTICLES = [f"a picture of {'an' if name[0] in 'aeiou' else 'a'} {name}" for name in LABELS]
 
 
-class Told(Callback):
+class PrintProgress(Callback):
     def on_step(self, trainer: Trainer, done: StepResult) -> None:
         if done.step % 250 == 0 or done.step == trainer.steps:
             print(f"{trainer.run.name}: step {done.step}, {trainer.seconds:.0f} s, loss {done.loss:.4f}", flush=True)
@@ -48,14 +48,14 @@ class Told(Callback):
 
 
 def trained(run: Run, folder: Path, device: str, seconds: float) -> dict[str, Any]:
-    """What a run has come to, in its folder."""
-    made = setup(run, folder, device=device, tell=print, callbacks=[Metrics(), Told()])
-    made.callbacks.append(Deadline(time.monotonic() + seconds, most=run.steps, slow=2))
+    """Train a run for at most `seconds` in `folder`; return steps, time, parameters and scores."""
+    trainer = setup(run, folder, device=device, tell=print, callbacks=[Metrics(), PrintProgress()])
+    trainer.callbacks.append(Deadline(time.monotonic() + seconds, most=run.steps, slow=2))
     start = time.monotonic()
-    made.fit()
-    count = af.count(made.model.spec).parameters
+    trainer.fit()
+    count = af.count(trainer.model.spec).parameters
     seconds = time.monotonic() - start
-    return {"steps": made.step, "of": run.steps, "seconds": seconds, "parameters": count, **made.scores}
+    return {"steps": trainer.step, "of": run.steps, "seconds": seconds, "parameters": count, **trainer.scores}
 
 
 def pixels(pictures: torch.Tensor, device: str) -> torch.Tensor:
@@ -63,8 +63,10 @@ def pixels(pictures: torch.Tensor, device: str) -> torch.Tensor:
 
 
 @torch.no_grad()
-def squeezed(folder: Path, pictures: torch.Tensor, labels: torch.Tensor, says: Any, device: str) -> dict[str, Any]:
-    """How much of pictures that it has not seen an autoencoder keeps, and how many of its codes it uses."""
+def reconstructed(
+    folder: Path, pictures: torch.Tensor, labels: torch.Tensor, classifier: Any, device: str
+) -> dict[str, Any]:
+    """Return an autoencoder's reconstruction error on test images and the number of codes it uses."""
     model = af.load(folder, device=device)
     codes = torch.cat([model.codes(pixels(part, device)) for part in pictures.split(1000)])
     again = torch.cat([model.picture(part)[:, 0] for part in codes.split(1000)])
@@ -74,19 +76,19 @@ def squeezed(folder: Path, pictures: torch.Tensor, labels: torch.Tensor, says: A
     return {
         "squared error, of pixels from 0 to 1": float(error) * STD[0] ** 2, "codes": model.spec.latent.codes,
         "codes in use": int((share > 0).sum()), "perplexity": float(torch.exp(-torch.xlogy(share, share).sum())),
-        "judged right": judge.accuracy(says, drawn, labels),
+        "judged right": judge.accuracy(classifier, drawn, labels),
     }  # fmt: skip
 
 
-def asked(folder: Path, captions: list[str], count: int, device: str, seed: int, **how: Any) -> np.ndarray:
-    """(captions, count, 28, 28) bytes."""
+def draw_captions(folder: Path, captions: list[str], count: int, device: str, seed: int, **how: Any) -> np.ndarray:
+    """Draw `count` images per caption; return (captions, count, 28, 28) bytes."""
     rows = af.tasks.draw(folder, captions, out=None, count=count, seed=seed, device=device, batch=500, **how)
     return np.stack([row["pictures"][..., 0] for row in rows])
 
 
-def judged(samples: np.ndarray, says: Any) -> dict[str, Any]:
-    told = judge.judged(says, torch.from_numpy(samples.reshape(-1, 28, 28))).view(len(LABELS), -1)
-    right = (told == torch.arange(len(LABELS))[:, None]).double().mean(1)
+def judged(samples: np.ndarray, classifier: Any) -> dict[str, Any]:
+    classes = judge.judged(classifier, torch.from_numpy(samples.reshape(-1, 28, 28))).view(len(LABELS), -1)
+    right = (classes == torch.arange(len(LABELS))[:, None]).double().mean(1)
     return {"right": float(right.mean()), "of each": dict(zip(LABELS, right.tolist()))}
 
 
@@ -103,48 +105,50 @@ def main() -> None:
     figures: dict[str, Any] = {"device": torch.cuda.get_device_name() if device.startswith("cuda") else "cpu"}
     start = time.monotonic()
 
-    def tell(name: str, value: Any) -> None:
+    def report(name: str, value: Any) -> None:
         figures[name] = value
         figures["seconds"] = time.monotonic() - start
         (out / "figures.json").write_text(json.dumps(figures, indent=1))
         print(name, json.dumps(value), flush=True)
 
     x, y, x_test, y_test = judge.fashion(options.data)
-    tell("pictures", {"to learn from": len(x), "to be tested by": len(x_test)})
-    says = judge.train(x, y, seconds=0.15 * budget, batch=32 if options.small else 1024, device=device)
+    report("pictures", {"to learn from": len(x), "to be tested by": len(x_test)})
+    classifier = judge.train(x, y, seconds=0.15 * budget, batch=32 if options.small else 1024, device=device)
     if options.small:
         x_test, y_test = x_test[:64], y_test[:64]
-    tell("judge", judge.accuracy(says, x_test, y_test))
+    report("judge", judge.accuracy(classifier, x_test, y_test))
 
     run = recipe("fashion-vae", str(options.data))
-    if options.small:  # of the part of the pictures that is at hand
+    if options.small:  # read only the small part of the data set
         file = str(options.data / "fashion_mnist_part" / "fashion_mnist_12k_2k.npz")
         part = {name: Arrays(path=file, fields={"image": f"x_{split}", "label": f"y_{split}"})
                 for name, split in (("data.train", "train"), ("data.valid", "test"))}  # fmt: skip
         run = override(run, SMALL | part)
-    tell("fashion-vae", trained(run, out / "vae", device, 0.15 * budget))
-    tell("fashion-vae, test pictures", squeezed(out / "vae", x_test, y_test, says, device))
+    report("fashion-vae", trained(run, out / "vae", device, 0.15 * budget))
+    report("fashion-vae, test pictures", reconstructed(out / "vae", x_test, y_test, classifier, device))
 
     draw = recipe("fashion-dalle", str(options.data))
     draw = override(draw, {"objective.vae": str(out / "vae")})
     if options.small:
         draw = override(draw, SMALL | {f"{name}.source": source for name, source in part.items()})
-    tell("fashion-dalle", trained(draw, out / "dalle", device, 0.42 * budget))
+    report("fashion-dalle", trained(draw, out / "dalle", device, 0.42 * budget))
     kept = {}
     for temperature in (1.0, 0.8, 0.6, 0.4):
-        kept[f"{temperature}"] = asked(out / "dalle", ARTICLES, 4 if options.small else 100, device, 0,
+        kept[f"{temperature}"] = draw_captions(out / "dalle", ARTICLES, 4 if options.small else 100, device, 0,
                                        temperature=temperature)  # fmt: skip
-        tell(f"drawn at temperature {temperature}", judged(kept[f"{temperature}"], says))
+        report(f"drawn at temperature {temperature}", judged(kept[f"{temperature}"], classifier))
         np.savez_compressed(out / "samples.npz", **kept)
-    plain = asked(out / "dalle", [*LABELS], 4 if options.small else 100, device, 1000, temperature=0.8)
-    tell("drawn at temperature 0.8, by the name alone", judged(plain, says))
+    plain = draw_captions(out / "dalle", [*LABELS], 4 if options.small else 100, device, 1000, temperature=0.8)
+    report("drawn at temperature 0.8, by the name alone", judged(plain, classifier))
     write_sheet(out / "sheet.png", [row[:16, ..., None] for row in kept["0.8"]])
 
     left = budget - (time.monotonic() - start)
     if options.small or left > 40:
         changes = {"name": "fashion-vae-gumbel", "model.latent": GumbelCodes(codes=512), "objective.price": 0.02}
-        tell("with DALL-E's codes", trained(override(run, changes), out / "vae-gumbel", device, max(left, 20)))
-        tell("with DALL-E's codes, test pictures", squeezed(out / "vae-gumbel", x_test, y_test, says, device))
+        report("with DALL-E's codes", trained(override(run, changes), out / "vae-gumbel", device, max(left, 20)))
+        report(
+            "with DALL-E's codes, test pictures", reconstructed(out / "vae-gumbel", x_test, y_test, classifier, device)
+        )
 
 
 if __name__ == "__main__":

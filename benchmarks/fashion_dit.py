@@ -1,11 +1,11 @@
-"""The recipe `fashion-dit` on one device, and how many of 1,000 pictures that it draws are what was asked for, in the
-eyes of a classifier that learns real pictures on its own (judge.py).
+"""Train the recipe `fashion-dit` on one device, generate 1,000 images and classify them with a classifier that is
+trained separately on real images (judge.py).
 
     python benchmarks/fashion_dit.py OUT --data data [--latents] [--seconds 240] [--judge-seconds 60] [--device cuda]
 
-With --latents it is `fashion-latent-dit`, and a quarter of the seconds goes to its autoencoder, `fashion-kl`. The
-pictures lie on the device and are varied there. OUT gets figures.json (written after each stage), samples.npz (100
-pictures a label), sheet.png, loss.png and metrics.jsonl.
+With --latents, the recipe is `fashion-latent-dit`, and its autoencoder (`fashion-kl`) is trained for a quarter of the
+time. The images are kept and augmented on the device. Writes to OUT: figures.json (rewritten after each stage),
+samples.npz (100 images per label), sheet.png, loss.png and metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from anyformer.train.progress import Metrics, read_metrics
 from anyformer.train.trainer import Callback, StepResult, Trainer
 
 
-class Told(Callback):
+class PrintProgress(Callback):
     def on_message(self, line: str) -> None:
         print(line, flush=True)
 
@@ -51,7 +51,7 @@ class Told(Callback):
 
 
 def batches(run: Any, pictures: Tensor, labels: Tensor, step: int, device: Any) -> Iterator[StepBatches]:
-    """What the objective's `vary` and `collate` make of records, made on the device."""
+    """Yield batches as the objective's `vary` and `collate` make them, but computed on the device."""
     objective, count = run.objective, run.batch.examples
     random = torch.Generator(device).manual_seed(run.seed + step)
     mean, std = objective.mean[0], objective.std[0]
@@ -65,9 +65,9 @@ def batches(run: Any, pictures: Tensor, labels: Tensor, step: int, device: Any) 
         x = torch.where(chance(count, 1, 1, 1) < objective.flip, x.flip(-1), x)
         batch = {"pixel_values": x}
         if isinstance(objective, Diffuse):
-            asked = torch.where(chance(count) < objective.unlabelled, len(objective.labels), labels[rows])
+            classes = torch.where(chance(count) < objective.unlabelled, len(objective.labels), labels[rows])
             noise = torch.randn(count, *objective.noise_shape, device=device, generator=random)
-            batch |= {"noise": noise, "moment": chance(count), "class_labels": asked}
+            batch |= {"noise": noise, "moment": chance(count), "class_labels": classes}
         yield StepBatches(number, [batch], [True], count, count)
 
 
@@ -79,7 +79,7 @@ def train(run: Any, folder: Path, data: tuple[Tensor, Tensor], seconds: float, d
     def feed(step: int) -> Iterator[Iterator[StepBatches]]:
         yield batches(run, pictures, labels, step, device)
 
-    watch = [Metrics(), Told(), Deadline(time.monotonic() + seconds, slow=10)]
+    watch = [Metrics(), PrintProgress(), Deadline(time.monotonic() + seconds, slow=10)]
     model = af.build(run.model, seed=run.seed)
     trainer = Trainer(run, folder, model=model, objective=run.objective, feed=feed, device=device, callbacks=watch)
     trainer.fit()
@@ -94,8 +94,8 @@ def last_loss(folder: Path) -> float:
 
 
 @torch.no_grad()
-def again(vae: Any, images: Any, pictures: Tensor) -> Tensor:
-    """(N, 28, 28) bytes: pictures squeezed and drawn again."""
+def reconstruct(vae: Any, images: Any, pictures: Tensor) -> Tensor:
+    """Encode and decode images; return (N, 28, 28) bytes."""
     mean, std = images.image_mean[0], images.image_std[0]
     x = pictures[:, None].float().div(255).sub(mean).div(std)
     found = [vae.picture(vae.codes(part.to(vae.device))) for part in x.split(1000)]
@@ -103,7 +103,7 @@ def again(vae: Any, images: Any, pictures: Tensor) -> Tensor:
 
 
 def drawn(model: Any, images: Any, count: int, **how: Any) -> Tensor:
-    """(labels, count, 28, 28) bytes."""
+    """Draw `count` images per label; return (labels, count, 28, 28) bytes."""
     found = af.tasks.draw(TaskModel(model, None, batch=500, images=images), [*LABELS], out=None, count=count, **how)
     return torch.from_numpy(np.stack([each["pictures"][..., 0] for each in found]))
 
@@ -126,12 +126,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--data", type=Path, default=Path("data"))
-    parser.add_argument("--latents", action="store_true", help="draw in the numbers of an autoencoder")
-    parser.add_argument("--seconds", type=float, default=240.0, help="of training")
+    parser.add_argument("--latents", action="store_true", help="diffuse the latents of an autoencoder")
+    parser.add_argument("--seconds", type=float, default=240.0, help="training time (default: 240)")
     parser.add_argument("--judge-seconds", type=float, default=60.0)
-    parser.add_argument("--count", type=int, default=100, help="pictures a label")
+    parser.add_argument("--count", type=int, default=100, help="images per label (default: 100)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="of the run")
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="change a field of the run")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     device, cuda = torch.device(options.device), options.device.startswith("cuda")
@@ -141,7 +141,7 @@ def main() -> None:
     x, y, x_test, y_test = judge.fashion(options.data)
     figures: dict[str, Any] = {"device": torch.cuda.get_device_name() if cuda else "cpu", "torch": torch.__version__}
 
-    def tell(**more: Any) -> None:
+    def report(**more: Any) -> None:
         figures.update(more)
         (options.out / "figures.json").write_text(json.dumps(figures, indent=1))
         print(json.dumps(more), flush=True)
@@ -154,18 +154,18 @@ def main() -> None:
             start = time.monotonic()
             trainer = train(first, squeezes, (x, y), seconds / 4, device)
             vae = af.load(squeezes / "model", device=device)
-            copies = again(vae, first.objective.images, x_test)
+            copies = reconstruct(vae, first.objective.images, x_test)
             reached = {
                 "parameters": af.count(first.model).parameters, "steps": trainer.step, "loss": last_loss(squeezes),
                 "seconds": round(time.monotonic() - start, 1), "scale": float(vae.latent.scale()),
                 "squared error of test pixels from 0 to 1": float((copies / 255 - x_test / 255).square().mean()),
             }  # fmt: skip
-            tell(autoencoder=reached)
+            report(autoencoder=reached)
             objective = run.objective.replace(vae=str(squeezes / "model")).ready(None)
             run, seconds = run.replace(objective=objective), 3 * seconds / 4
         start = time.monotonic()
         trainer = train(run, folder, (x, y), seconds, device)
-        tell(
+        report(
             parameters=af.count(run.model).parameters, batch=run.batch.examples, steps=trainer.step,
             loss=last_loss(folder), training_seconds=round(time.monotonic() - start, 1),
         )  # fmt: skip
@@ -176,9 +176,9 @@ def main() -> None:
         right = judge.train(x, y, seconds=options.judge_seconds, device=device, seed=1)
         own = [(label, y_test == i) for i, label in enumerate(LABELS)]
         by_label = {label: judge.accuracy(right, x_test[rows], y_test[rows]) for label, rows in own}
-        tell(judge=judge.accuracy(right, x_test, y_test), judge_by_label=by_label)
+        report(judge=judge.accuracy(right, x_test, y_test), judge_by_label=by_label)
         if copies is not None:
-            tell(**{"test pictures, squeezed and drawn again": judge.accuracy(right, copies, y_test)})
+            report(**{"test pictures, squeezed and drawn again": judge.accuracy(right, copies, y_test)})
         numbers = torch.arange(len(LABELS)).repeat_interleave(options.count)
         ways = {"guidance 4": {}, "guidance 1": {"guidance": 1.0}, "guidance 2": {"guidance": 2.0}}
         ways["guidance 4, 100 steps of DDPM"] = {"steps": 100, "eta": 1.0}
@@ -186,14 +186,14 @@ def main() -> None:
             start = time.monotonic()
             found = drawn(model, run.objective.images, options.count, **how)
             pictures = found.flatten(0, 1)
-            if way == "guidance 4":  # what `anyformer run draw` does unless asked otherwise
+            if way == "guidance 4":  # the default of `anyformer run draw`
                 np.savez_compressed(options.out / "samples.npz", pictures=pictures.numpy(), labels=numbers.numpy())
                 write_sheet(options.out / "sheet.png", [each[:16, ..., None].numpy() for each in found])
-                tell(drawn=len(numbers), drawing_seconds=round(time.monotonic() - start, 1))
+                report(drawn=len(numbers), drawing_seconds=round(time.monotonic() - start, 1))
             seen = judge.judged(right, pictures)
             each = (seen == numbers).view(len(LABELS), -1).float().mean(1)
             shares = {label: float(share) for label, share in zip(LABELS, each, strict=True)}
-            tell(**{way: {"as asked": float((seen == numbers).float().mean()), "by label": shares}})
+            report(**{way: {"as asked": float((seen == numbers).float().mean()), "by label": shares}})
 
 
 if __name__ == "__main__":

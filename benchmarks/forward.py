@@ -1,12 +1,12 @@
-"""Forward passes, anyformer beside transformers: one process, the same weights, threads and inputs, fp32.
+"""Compare forward passes with transformers: one process, the same weights, threads and inputs, fp32.
 
-Each side runs as a user gets it by default. The runs alternate, ours and theirs, so that whatever else the machine does
-falls on both; a pair gives one ratio, theirs / ours, and above 1 we are faster. The last column is the spread of the
+Each side runs with its default settings. Runs alternate between the two sides, so that other load on the machine
+affects both. Each pair gives one ratio, theirs / ours: above 1, we are faster. The last column is the spread of the
 ratios, from the 10th to the 90th percentile.
 
     python benchmarks/forward.py [--family gpt2] [--repeats 20] [--threads 2] [--cpu] [--json]
 
-On a machine that others use too, `--cpu` (one thread, processor time instead of time on the wall) says more.
+On a busy machine, use `--cpu`: it measures CPU time of one thread instead of wall time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from anyformer import families
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A published class at a size people run, and inputs as they give them."""
+    """A published class, its size and typical inputs."""
 
     family: str  # model_type
     architecture: str
@@ -48,7 +48,7 @@ def tokens(batch: int, length: int, name: str = "input_ids") -> Callable[[Any], 
 
 
 def masked(batch: int, length: int) -> Callable[[Any], dict[str, Any]]:
-    """What a tokenizer gives: a mask beside the tokens, and here no padding."""
+    """Tokens and an attention mask without padding."""
     return lambda config: {
         **tokens(batch, length)(config),
         "attention_mask": torch.ones(batch, length, dtype=torch.long),
@@ -56,7 +56,7 @@ def masked(batch: int, length: int) -> Callable[[Any], dict[str, Any]]:
 
 
 def padded(batch: int, length: int) -> Callable[[Any], dict[str, Any]]:
-    """Sentences of different lengths."""
+    """Rows of different lengths, padded on the right."""
 
     def make(config: Any) -> dict[str, Any]:
         lengths = torch.linspace(length // 2, length, batch).long()
@@ -99,7 +99,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "d_model": 384, "encoder_layers": 4, "encoder_attention_heads": 6, "encoder_ffn_dim": 1536,
         "decoder_layers": 4, "decoder_attention_heads": 6, "decoder_ffn_dim": 1536,
     },
-    "mixtral": {  # 8x7b an eighth as wide and deep, its vocabulary too
+    "mixtral": {  # 8x7b with 1/8 of its width, depth and vocabulary
         "vocab_size": 4000, "hidden_size": 512, "intermediate_size": 1792, "num_hidden_layers": 4,
         "num_attention_heads": 4, "num_key_value_heads": 1,
     },
@@ -107,7 +107,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "d_ff": 3072, "num_layers": 4, "num_decoder_layers": 4, "num_sparse_encoder_layers": 2,
         "num_sparse_decoder_layers": 2, "decoder_start_token_id": 0,
     },
-    "deepseek_v3": {  # its 256 small experts become 32, everything narrow
+    "deepseek_v3": {  # 32 instead of 256 routed experts, and narrow
         "vocab_size": 8000, "hidden_size": 512, "intermediate_size": 1024, "moe_intermediate_size": 256,
         "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8, "kv_lora_rank": 128,
         "q_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64, "n_routed_experts": 32,
@@ -197,7 +197,7 @@ CASES = (
 
 
 def models(case: Case) -> tuple[Any, Any, Any]:
-    """(ours, theirs, config) with the same random weights, through a saved checkpoint."""
+    """Return (ours, theirs, config) with the same random weights, loaded from a checkpoint."""
     config = transformers.AutoConfig.for_model(case.family, **SIZES.get(case.family, {}))
     config.architectures = [case.architecture]
     torch.manual_seed(0)
@@ -230,9 +230,9 @@ def measure(case: Case, repeats: int, cpu: bool) -> dict[str, Any]:
     torch.manual_seed(1)
     inputs = case.inputs(config)
     a, b = first(ours(**inputs)), first(theirs(**inputs))
-    kept = inputs.get("attention_mask")
-    if kept is not None and a.shape[:2] == kept.shape:  # what stands at a pad is nobody's answer
-        a, b = a[kept.bool()], b[kept.bool()]
+    mask = inputs.get("attention_mask")
+    if mask is not None and a.shape[:2] == mask.shape:  # outputs for padding may differ
+        a, b = a[mask.bool()], b[mask.bool()]
     gap = float((a - b).abs().max())
     assert gap <= 1e-4 * max(1.0, float(b.abs().max())), f"{case.family}: the two sides differ by {gap:.1e}"
     times: list[tuple[float, float]] = []
@@ -262,20 +262,20 @@ def main() -> None:
     parser.add_argument("--family", action="append", choices=sorted({case.family for case in CASES}))
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--cpu", action="store_true", help="one thread, processor time")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--cpu", action="store_true", help="one thread, CPU time")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     options = parser.parse_args()
     threads = 1 if options.cpu else options.threads
     torch.set_num_threads(threads)
     if not options.json:
         versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-        print(f"{versions}, fp32, {'processor time, ' if options.cpu else ''}{threads} threads")
+        print(f"{versions}, fp32, {'CPU time, ' if options.cpu else ''}{threads} threads")
         print(f"{'family':20}{'size':30}{'ours ms':>9}{'theirs ms':>11}{'ratio':>8}  10-90 %")
     for case in CASES:
         if options.family and case.family not in options.family:
             continue
         if case.family not in families.catalogue():
-            print(f"{case.family:20}not in the catalogue yet: passed over", file=sys.stderr)
+            print(f"{case.family:20}skipped: not in the catalogue", file=sys.stderr)
             continue
         row = measure(case, options.repeats, options.cpu)
         if options.json:

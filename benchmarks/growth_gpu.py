@@ -1,12 +1,12 @@
 """How cost grows on one CUDA GPU: time and memory by length, batch, depth and number of experts, next to `af.count`.
 
-Prompts of 1k to 128k tokens through attention and through Mamba (the call that gives the first token), decoding steps
-of 1 to 256 texts, prompts of 4k tokens through 2 to 32 layers and through 2 to 64 experts; bf16, random weights. Writes
-docs/results/growth.json and growth.svg (also into the folder OUT of the environment, if it is set).
+Measures the call that returns the first token for prompts of 1k to 128k tokens (attention and Mamba), decoding steps
+with batch 1 to 256, and prompts of 4k tokens with 2 to 32 layers and with 2 to 64 experts; bf16, random weights. Writes
+docs/results/growth.json and growth.svg, and also to the folder $OUT if it is set.
 
     python benchmarks/growth_gpu.py             # or make bench-gpu ARGS=--growth
-    python benchmarks/growth_gpu.py --tiny      # small models on the CPU, nothing is written: does it run?
-    python benchmarks/growth_gpu.py --plot      # draw docs/results/growth.json again
+    python benchmarks/growth_gpu.py --tiny      # test the script: small models on the CPU, writes nothing
+    python benchmarks/growth_gpu.py --plot      # only draw docs/results/growth.json
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _turns import CUDA, allocated, alone, empty_cache, seconds
+from _turns import CUDA, allocated, empty_cache, exclusive, seconds
 from history import PAGE, Row, round_off
 
 import anyformer as af
@@ -33,7 +33,7 @@ LLAMA = {"width": 1024, "decoder.depth": 8, "decoder.layers.attention.op.num_hea
 MIXTRAL = {"width": 1024, "decoder.depth": 4, "decoder.layers.attention.op.num_heads": 16,
            "decoder.layers.attention.op.num_kv_heads": 4, "decoder.layers.attention.op.head_width": 64,
            "decoder.layers.feedforward.op.expert.width": 2048}  # fmt: skip
-NEW = 64  # tokens to write, by which steps are timed
+NEW = 64  # new tokens when decoding steps are timed
 # series -> (model, changes, what grows, its values)
 SERIES: dict[str, tuple[str, dict[str, Any], str, list[int]]] = {
     "attention": ("llama3.2-1b", LLAMA, "length", [1024, 4096, 16384, 65536, 131072]),
@@ -47,7 +47,7 @@ ADDRESS = {"depth": "decoder.depth", "experts": "decoder.layers.feedforward.op.n
 
 @torch.no_grad()
 def point(name: str, changes: dict[str, Any], grows: str, value: int, options: Any) -> dict[str, Any]:
-    """One measurement: milliseconds, bytes beyond the weights, and what is counted."""
+    """Measure milliseconds and bytes besides the weights for one size, and count FLOPs and bytes."""
     length = value if grows == "length" else 128 if grows == "batch" else 4096
     batch = value if grows == "batch" else 1
     if options.tiny:
@@ -69,7 +69,7 @@ def point(name: str, changes: dict[str, Any], grows: str, value: int, options: A
     call()
     if CUDA:
         torch.cuda.reset_peak_memory_stats()
-    with alone(options.lock):
+    with exclusive(options.lock):
         times = [seconds(call) for _ in range(3)]
         prompt = statistics.median(seconds(read) for _ in range(3)) if grows == "batch" else 0.0
     counted = af.count(spec)
@@ -87,7 +87,7 @@ def point(name: str, changes: dict[str, Any], grows: str, value: int, options: A
 
 
 def measure(options: Any) -> Iterator[Row]:
-    """All series; there are no rows, because nothing is compared with a peer."""
+    """Measure all series. Yields no rows: nothing is compared with a peer."""
     found: dict[str, Any] = {}
     machine = torch.cuda.get_device_name() if CUDA else "cpu"
     for title, (name, changes, grows, values) in SERIES.items():
@@ -111,7 +111,7 @@ def measure(options: Any) -> Iterator[Row]:
 
 
 def plot(file: Path) -> None:
-    """Time next to counted FLOPs (above), memory next to counted bytes (below); counts are scaled to the last point."""
+    """Plot time and counted FLOPs (top), memory and counted bytes (bottom); counts are scaled to the last point."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -144,7 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--plot", action="store_true", help="only draw")
+    parser.add_argument("--plot", action="store_true", help="only draw the plot")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     if options.plot:

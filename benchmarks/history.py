@@ -1,12 +1,12 @@
-"""What `make bench-gpu` and `make bench-cpu` measured, line by line in history.jsonl, and the page made from it.
+"""The results of `make bench-gpu` and `make bench-cpu` (one line per run in history.jsonl) and the page made from them.
 
-A row compares us with a peer: `ratio` is how many times as fast (or as small) we are, above 1 is better, and `low` to
-`high` are the 10th and 90th percentile of the ratios of single turns. An absolute goal is a row whose peer is the goal
-itself (`peer_name="goal"`).
+A row compares us with a peer: `ratio` is how many times as fast (or as small) we are, so higher is better; `low` and
+`high` are the 10th and 90th percentile of the ratios of single turns. To compare with an absolute goal, the peer is the
+goal (`peer_name="goal"`).
 
-    python benchmarks/history.py                    # write docs/results/speed.md again
-    python benchmarks/history.py --add FILE.json    # record a run of another machine; exits with 1 if a ratio fell
-    python benchmarks/history.py --accept           # the last line's lower ratios become what the page claims
+    python benchmarks/history.py                    # rewrite docs/results/speed.md
+    python benchmarks/history.py --add FILE.json    # add a run of a different machine; exits with 1 if a ratio fell
+    python benchmarks/history.py --accept           # claim the lower ratios of the last run
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ ROOT = Path(__file__).parents[1]
 HISTORY = ROOT / "benchmarks" / "history.jsonl"
 PAGE = ROOT / "docs" / "results" / "speed.md"
 GROWTH = ("growth.json", "growth.svg")  # next to the page, from growth_gpu.py
-NOISE = 0.05  # two runs of the same code differ by up to this much, besides the spread within one run
+NOISE = 0.05  # maximum relative difference between two runs of the same code
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One comparison. `name` is "group: case"; a row that was not run has no figures, and a note that says why."""
+    """One comparison. `name` is "group: case". A row that was not run has no figures; its note gives the reason."""
 
     name: str
     unit: str
@@ -41,7 +41,7 @@ class Row:
     ratio: float | None
     low: float | None
     high: float | None
-    goal: float | None  # the least ratio that we want
+    goal: float | None  # minimum ratio
     note: str = ""
 
     @property
@@ -50,7 +50,7 @@ class Row:
 
     @property
     def floor(self) -> float:
-        """The lowest ratio that a later run may have: the low end of the spread, and at least 5 % below the ratio."""
+        """Minimum ratio of later runs: the low end of the spread, or 5 % below the ratio if that is lower."""
         assert self.ratio is not None
         return min(self.ratio if self.low is None else self.low, (1 - NOISE) * self.ratio)
 
@@ -59,7 +59,7 @@ def compare(
     name: str, unit: str, ours: list[float], peer: list[float], peer_name: str, goal: float | None,
     figure: Callable[[float], float] = lambda seconds: 1e3 * seconds, note: str = "",
 ) -> Row:  # fmt: skip
-    """A row from the seconds of turns that alternated; `figure` gives what is shown (default: milliseconds)."""
+    """Return a row for the seconds of alternating turns; `figure` converts seconds (default: to milliseconds)."""
     ratios = [theirs / mine for mine, theirs in zip(ours, peer, strict=True)]
     shown = [round_off(figure(statistics.median(times))) for times in (ours, peer)]
     low, middle, high = (round(value, 3) for value in spread(ratios))
@@ -74,7 +74,7 @@ def spread(values: Iterable[float]) -> tuple[float, float, float]:
 
 
 def round_off(value: float) -> float:
-    """Four digits: more are noise."""
+    """Round to four digits: more would be noise."""
     return float(f"{value:.4g}") if abs(value) < 10_000 else round(value)
 
 
@@ -90,7 +90,7 @@ def rows_of(line: dict[str, Any]) -> list[Row]:
 
 
 def record(rows: list[Row], machine: str, torch_version: str | None = None, commit: str | None = None) -> None:
-    """Append one line. It names the rows that fell below what the page claims, so that they do not become the claim."""
+    """Append one line. It lists the rows that are lower than the page claims, so that they do not become the claim."""
     line = {
         "date": datetime.date.today().isoformat(), "commit": commit or this_commit(), "machine": machine,
         "torch": torch_version or installed_torch(), "fell": [row.name for row in fallen(rows, machine)],
@@ -107,9 +107,9 @@ def installed_torch() -> str:
 
 
 def this_commit() -> str:
-    """The commit that is checked out; "unknown" outside a repository."""
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return found.stdout.strip() or "unknown"
+    """The current commit, or "unknown" outside a repository."""
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
 
 
 def machines() -> list[str]:
@@ -117,7 +117,7 @@ def machines() -> list[str]:
 
 
 def latest(machine: str) -> dict[str, Row]:
-    """By name, the newest figures of each row; a row that was never run is there without figures."""
+    """Name -> newest row with figures, or a row without figures if it was never run."""
     found: dict[str, Row] = {}
     for line in lines():
         for row in rows_of(line) if line["machine"] == machine else ():
@@ -127,7 +127,7 @@ def latest(machine: str) -> dict[str, Row]:
 
 
 def claims(machine: str) -> dict[str, Row]:
-    """By name, what the page claims: the newest ratio that was not a fall."""
+    """Name -> the row that the page claims: the newest one whose ratio did not fall."""
     return {
         row.name: row
         for line in lines() if line["machine"] == machine
@@ -145,7 +145,7 @@ def fallen(rows: list[Row], machine: str) -> list[Row]:
 
 
 def check(rows: list[Row], machine: str) -> None:
-    """Exit with 1 and the names of the rows whose ratio fell. It may be called before or after `record`."""
+    """If ratios fell, exit with 1 and the names of the rows. Call it before or after `record`."""
     claimed = claims(machine)
     if found := fallen(rows, machine):
         parts = [f"{row.name}: {row.ratio:.2f}, claimed {claimed[row.name].ratio:.2f} "
@@ -176,7 +176,7 @@ def table_line(row: Row, fell: bool) -> str:
 
 
 def tables(machine: str) -> list[str]:
-    """Of one machine: a table for each group."""
+    """Return the section of a machine, with one table per group."""
     rows, last = latest(machine), [line for line in lines() if line["machine"] == machine][-1]
     text = [f"## {machine}", "", f"torch {last['torch']}, last run {last['date']} at {last['commit']}."]
     for group in dict.fromkeys(name.split(": ")[0] for name in rows):
@@ -189,17 +189,17 @@ def tables(machine: str) -> list[str]:
 METHOD = """\
 ## How it was measured
 
-`make bench-gpu` and `make bench-cpu` run every case in a separate process. Processes compile at the same time, but a
-lock lets only one be timed. Within a case, anyformer and the peer alternate in one process, so that other load on the
-machine affects both. A ratio is peer time / our time of the same turn: above 1, anyformer is faster. The tables have
-the median and the 10th and 90th percentile of the ratios. A row with the peer "goal" compares a figure with an absolute
-goal. "Given" figures are quoted: that peer was not on the machine. In training, anyformer keeps the residual stream in
-bf16, as our recipes do; the peer's stays in fp32, as autocast leaves it. Steps marked "recorded" are captured as CUDA
-graphs, which the trainer chooses by itself; memory is measured before the first capture.
+`make bench-gpu` and `make bench-cpu` run every case in a separate process. Processes compile at the same time; a lock
+lets only one be timed. Within a case, anyformer and the peer run in the same process and take turns, so that other load
+on the machine affects both. A ratio is peer time / our time in the same turn: above 1, we are faster. The tables show
+medians, and the 10th and 90th percentile of the ratios. A row with the peer "goal" compares a figure with an absolute
+goal. "Given" figures are quoted: that peer was not measured on this machine. Training: our residual stream is bf16, as
+in our recipes; the peer's is fp32, the default of autocast. "recorded": the trainer captured the step in a CUDA graph,
+which it does by default if this helps; memory is measured before the capture.
 
-The command fails if a ratio is below the low end of the spread that is claimed here, and more than 5 % below the
-claimed ratio (two runs of the same code differ that much). Such a row is marked **fell**, and the claim stays until a
-later run reaches it or `python benchmarks/history.py --accept` lowers it. `benchmarks/history.jsonl` has every run.
+The command fails if a ratio is below the low end of the claimed spread and more than 5 % below the claimed ratio (two
+runs of the same code can differ by 5 %). The row is marked **fell**, and the claim remains until a later run reaches it
+or `python benchmarks/history.py --accept` lowers it. `benchmarks/history.jsonl` contains every run.
 """
 
 
@@ -216,7 +216,7 @@ def page() -> Path:
         text += tables(machine)
     text += [METHOD]
     if plot(PAGE.with_suffix(".svg")):
-        text += ["## Over time", "", "Ratios of every recorded run. Each line is a row.", "",
+        text += ["## Over time", "", "Ratios of every recorded run. Each line is one row of the tables.", "",
                  f"![ratios over time]({PAGE.stem}.svg)", ""]  # fmt: skip
     if (PAGE.parent / GROWTH[1]).exists():
         text += ["## How cost grows", "",
@@ -228,7 +228,7 @@ def page() -> Path:
 
 
 def plot(file: Path) -> bool:
-    """The ratios over time, a panel for each machine and group. Returns whether the figure is there."""
+    """Plot the ratios over time, one panel per machine and group. Return whether the file exists."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -242,7 +242,7 @@ def plot(file: Path) -> bool:
                 panels.setdefault(title, {}).setdefault(row.name, []).append((i, row.ratio))
     if not panels:
         return False
-    matplotlib.rcParams["svg.hashsalt"] = "speed"  # the same history gives the same file
+    matplotlib.rcParams["svg.hashsalt"] = "speed"  # reproducible ids
     columns = min(len(panels), 3)
     down = -(-len(panels) // columns)
     figure = Figure(figsize=(4.4 * columns, 3.2 * down), layout="constrained")
@@ -265,14 +265,14 @@ def plot(file: Path) -> bool:
 
 
 def finish(rows: list[Row], machine: str, torch_version: str | None = None, commit: str | None = None) -> None:
-    """What a benchmark command does at its end: record, write the page, fail if a ratio fell."""
+    """Append the rows to the history, write the page, and exit with 1 if a ratio fell."""
     record(rows, machine, torch_version, commit)
     print(f"wrote {page().relative_to(ROOT)}")
     check(rows, machine)
 
 
 def accept() -> None:
-    """What fell in the last line is the claim from now on."""
+    """Claim the ratios that fell in the last run."""
     every = lines()
     every[-1]["fell"] = []
     HISTORY.write_text("".join(json.dumps(line) + "\n" for line in every))
@@ -280,7 +280,7 @@ def accept() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--add", type=Path, metavar="FILE.json", help="rows, machine, torch and commit of a run")
+    parser.add_argument("--add", type=Path, metavar="FILE.json", help="add a run of a different machine")
     parser.add_argument("--accept", action="store_true")
     options = parser.parse_args()
     if options.add:

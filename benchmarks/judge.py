@@ -1,9 +1,9 @@
-"""A judge of drawn garments: convolutions and two layers that learn Fashion-MNIST by themselves, in about a minute on a
-GPU.
+"""A classifier for generated Fashion-MNIST images: convolutions and two Transformer layers, trained in about a minute
+on a GPU. This prints its accuracy on the test images:
 
     python benchmarks/judge.py ../shared/data --seconds 60
 
-prints how often it is right about the test pictures. `train` and `judged` are what other scripts take.
+Other scripts use `train`, `judged` and `accuracy`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ JUDGE = EncoderModel(
 
 
 def fashion(data: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(N, 28, 28) bytes and (N,) labels to learn from, and as many to be tested by: all 70,000 where they are there."""
+    """Return training images (N, 28, 28) as bytes and labels (N,), then test images and labels: all 70,000 if present,
+    otherwise the part with 14,000."""
     whole, part = data / "fashion_mnist", data / "fashion_mnist_part" / "fashion_mnist_12k_2k.npz"
     if whole.is_dir():
         found = []
@@ -65,12 +66,12 @@ def fashion(data: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def pixels(pictures: Tensor) -> Tensor:
-    """(N, 28, 28) bytes -> (N, 1, 28, 28) as the judge reads them."""
+    """(N, 28, 28) bytes -> (N, 1, 28, 28) normalised inputs of the classifier."""
     return ((pictures.float() / 255 - MEAN) / STD)[:, None]
 
 
 def varied(x: Tensor, random: torch.Generator) -> Tensor:
-    """Half of them mirrored, and all of them moved by up to two pixels."""
+    """Flip half of the images and shift all by up to two pixels."""
     flipped = torch.rand(len(x), device=x.device, generator=random) < 0.5
     x = F.pad(torch.where(flipped[:, None, None, None], x.flip(-1), x), (2, 2, 2, 2), value=-MEAN / STD)
     down, right = torch.randint(0, 5, (2, len(x)), device=x.device, generator=random)
@@ -82,7 +83,7 @@ def varied(x: Tensor, random: torch.Generator) -> Tensor:
 def train(
     pictures: Tensor, labels: Tensor, *, seconds: float = 60.0, batch: int = 1024, device: Any = "cpu", seed: int = 0
 ) -> Any:
-    """The judge, after so many seconds."""
+    """Return the classifier after `seconds` of training."""
     model = af.build(JUDGE, seed=seed).to(device).train()
     pictures, labels = pixels(pictures).to(device), labels.to(device)
     random = torch.Generator(device).manual_seed(seed)
@@ -109,7 +110,7 @@ def train(
 
 @torch.no_grad()
 def judged(model: Any, pictures: Tensor) -> Tensor:
-    """(N,) what each of the pictures (N, 28, 28), bytes, shows."""
+    """Classify images (N, 28, 28), given as bytes; return classes (N,)."""
     return torch.cat([model(pixel_values=pixels(each).to(model.device)).logits.argmax(-1).cpu()
                       for each in pictures.split(1000)])  # fmt: skip
 
@@ -127,7 +128,7 @@ def main() -> None:
     options = parser.parse_args()
     x, y, x_test, y_test = fashion(options.data)
     model = train(x, y, seconds=options.seconds, batch=options.batch, device=options.device)
-    print(f"right about {accuracy(model, x_test, y_test):.2%} of {len(x_test):,} pictures it has not seen")
+    print(f"accuracy {accuracy(model, x_test, y_test):.2%} on {len(x_test):,} test images")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 #!/bin/bash
-# Experiments of `anyformer lab` on one GPU, one after another: bash benchmarks/lab_gpu.sh FOLDER SECONDS NAME ...
-# JOBS trainings at once (6), in the form FORM (full), from the text file DATA where one is named. What is done when the time is over stays, and the same command
-# goes on with the rest; FOLDER.tgz has what is needed for that and for the results, without the weights.
+# Run experiments of `anyformer lab` on one GPU, one after another: bash benchmarks/lab_gpu.sh FOLDER SECONDS NAME ...
+# Environment: JOBS trainings at once (6), the form FORM (full), a text file DATA (optional). Finished trainings are kept
+# when the time is over; the same command continues with the rest. FOLDER.tgz contains all results and what is needed to
+# continue, without the weights.
 folder=${1:?a folder} seconds=${2:?seconds}
 shift 2
 export PYTHONPATH=src PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=${TOKENIZERS_PARALLELISM:-false}

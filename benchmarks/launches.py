@@ -1,10 +1,10 @@
-"""How many kernels a training step launches and how much Python a forward pass takes, anyformer beside transformers.
+"""Compare kernel launches per training step and Python time per forward pass with transformers.
 
-Narrow models of 12 layers (Swin 2 + 2 + 6 + 2, pairs 6 + 6) with the same weights and batch: their kernels take no
-time, so what is left is what a GPU waits for. Launches are the aten operations of a forward and of a backward pass that
-compute something (views and empty tensors do not), casts included; `amp` is under bf16 autocast. Milliseconds are
-processor time of a forward pass without gradients, in one thread, medians of runs that alternate; ratios are theirs /
-ours, so above 1 is better for us.
+Narrow models of 12 layers (Swin 2 + 2 + 6 + 2, encoder-decoders 6 + 6) with the same weights and batch. Their kernels
+take almost no time, so what remains is the overhead that a GPU waits for. Launches are aten operations of a forward and
+a backward pass that compute something (not views or empty tensors), including casts; `amp` is bf16 autocast.
+Milliseconds are CPU time of a forward pass without gradients, in one thread, as medians of alternating runs. Ratios are
+theirs / ours, so higher is better.
 
     python benchmarks/launches.py [--family swin ...] [--repeats 30] [--ops] [--json]
 
@@ -47,7 +47,7 @@ PADS = torch.arange(12) < torch.tensor([[12], [9]])
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A published class in small, and a batch with which it gives a loss."""
+    """A published class with a small config, and a batch with labels."""
 
     architecture: str
     config: Inputs
@@ -95,7 +95,7 @@ FREE = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"
 
 
 class Launches(TorchDispatchMode):
-    """Counts the operations that compute something, by name."""
+    """Counts operations that compute something, by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Launches(TorchDispatchMode):
 
 
 def models(case: Case, family: str) -> tuple[Any, Any]:
-    """(ours, theirs) with the same random weights, through a saved checkpoint."""
+    """Return (ours, theirs) with the same random weights, loaded from a checkpoint."""
     config = transformers.AutoConfig.for_model(family, **case.config)
     config.architectures = [case.architecture]
     torch.manual_seed(0)
@@ -121,7 +121,7 @@ def models(case: Case, family: str) -> tuple[Any, Any]:
 
 
 def launches(model: Any, batch: Inputs, amp: bool) -> tuple[collections.Counter[str], collections.Counter[str]]:
-    """Of a forward pass and of a backward pass in training; one step before warms up."""
+    """Count the operations of a forward and a backward pass in training, after one warm-up step."""
     model.train()
     for _ in range(2):
         model.zero_grad(set_to_none=True)
@@ -135,7 +135,7 @@ def launches(model: Any, batch: Inputs, amp: bool) -> tuple[collections.Counter[
 
 @torch.no_grad()
 def python_times(ours: Any, theirs: Any, batch: Inputs, repeats: int) -> list[tuple[float, float]]:
-    """Milliseconds of processor time of ours and theirs, a pair of runs each."""
+    """Return pairs of CPU milliseconds, (ours, theirs), one per pair of runs."""
     batch = {name: value for name, value in batch.items() if name not in ("labels", "return_loss")}
     if theirs.config.is_encoder_decoder:
         batch["decoder_input_ids"] = IDS
@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--family", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--ops", action="store_true", help="list operations launched more often by one side")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     options = parser.parse_args()
     torch.set_num_threads(1)
     show: Callable[..., None] = print

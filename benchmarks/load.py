@@ -1,7 +1,7 @@
-"""Import + load of GPT-2 (124M) in fresh processes, anyformer beside transformers, alternating.
+"""Compare import + load of GPT-2 (124M) with transformers, in new processes that alternate.
 
-The checkpoint has random weights and is written once. What is timed is what a user waits for: from the first import to
-a model that can run, in a process that has just started. Above 1 we are faster.
+The checkpoint has random weights and is written once. The time starts at the first import in a new process and ends
+with a model that can run. A ratio above 1 means that we are faster.
 
     python benchmarks/load.py [--repeats 7] [--json]
 """
@@ -43,9 +43,9 @@ def run(code: str, folder: Path) -> str:
 
 
 def seconds(code: str, folder: Path) -> float:
-    taken, parameters = run(code, folder).split()
+    time, parameters = run(code, folder).split()
     assert parameters == "124439808", parameters
-    return float(taken)
+    return float(time)
 
 
 def main() -> None:
@@ -56,7 +56,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="anyformer-bench-") as name:
         folder = Path(name)
         run(MAKE, folder)
-        seconds(OURS, folder), seconds(THEIRS, folder)  # byte code and the page cache, warm for both
+        seconds(OURS, folder), seconds(THEIRS, folder)  # warm up byte code and the page cache
         times = [(seconds(OURS, folder), seconds(THEIRS, folder)) for _ in range(options.repeats)]
     ratios = sorted(theirs / ours for ours, theirs in times)
     row = {

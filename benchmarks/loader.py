@@ -1,5 +1,5 @@
-"""How many tokens a second the loader makes ready from shards, alone: packed rows with document ids, as a run
-sees them, made in a background thread. The goal is 20 million on 2 cores; GPT-2 124M on one H200 takes 0.6.
+"""Tokens per second of the data loader without a model: it reads shards in a background thread and returns packed rows
+with document ids, as in a run. The goal is 20 million on 2 cores; GPT-2 124M on one H200 needs 0.6 million.
 
     python benchmarks/loader.py [--tokens 50e6] [--seconds 3] [--repeats 5] [--json]
 """
@@ -23,7 +23,7 @@ GOAL = 20e6
 
 
 def write(folder: Path, tokens: int) -> DataSplit:
-    """Documents of random numbers, most of some hundred tokens and a few of many thousand."""
+    """Write documents of random tokens: most have a few hundred tokens, some have many thousands."""
     random = np.random.default_rng(0)
     with Writer(folder) as writer:
         while tokens > 0:
@@ -34,23 +34,23 @@ def write(folder: Path, tokens: int) -> DataSplit:
 
 
 def rate(split: DataSplit, rows: int, length: int, seconds: float) -> float:
-    """Tokens a second, from the first batch on."""
+    """Tokens per second, measured after the first batch."""
     plan = Plan(split, examples=rows, length=length, packs=True)
     with Loader(plan, NextToken()) as loader:
         steps, tokens = iter(loader), 0
         next(steps)
         start = time.perf_counter()
-        while (taken := time.perf_counter() - start) < seconds:
+        while (elapsed := time.perf_counter() - start) < seconds:
             ready = next(steps)
             assert ready.batches[0]["input_ids"].shape == ready.batches[0]["document_ids"].shape == (rows, length)
             tokens += ready.tokens
-    return tokens / taken
+    return tokens / elapsed
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=float, default=50e6, help="on disk")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    parser.add_argument("--tokens", type=float, default=50e6, help="tokens on disk")
+    parser.add_argument("--seconds", type=float, default=3.0, help="time per measurement")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""How soon `anyformer look --serve` shows a page of a model of GPT-2's size (random weights) once it is loaded:
+"""Measure how fast `anyformer look --serve` shows a page for a loaded model of GPT-2's size (random weights):
 python benchmarks/look.py [TOKENS ...]"""
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def main(lengths: list[int]) -> None:
             server.shutdown()
             server.server_close()
             shown = f"painted after {painted:.2f} s, a large map after {drawn:.2f} s"
-            told = f"{busy:.2f} s of processor time in this process, load {os.getloadavg()[0]:.0f}"
-            print(f"{length} tokens: {shown} ({told})", flush=True)
+            load = f"{busy:.2f} s of CPU time in this process, load {os.getloadavg()[0]:.0f}"
+            print(f"{length} tokens: {shown} ({load})", flush=True)
         browser.close()
 
 

@@ -1,11 +1,11 @@
-"""The highest memory of training steps on one CUDA device, beside what `af.count` says from the description alone.
+"""Compare the peak memory of training steps on one CUDA device with the prediction that `af.count` makes from a spec.
 
-Two steps of the trainer itself for each case (bf16 autocast, fused AdamW, clipping, SDPA): fp32 weights, whatever a
-family's objective asks, dropout as described. Prints the peak that torch's allocator saw and the one that was predicted
-and their ratio (predicted / measured), and of each phase what was held and the most that was: forward, backward, step.
+Each case runs two steps of the trainer (fp32 weights, bf16 autocast, fused AdamW, clipping, SDPA, the dropout of the
+spec). Prints the peak of torch's allocator, the predicted peak and their ratio (predicted / measured), and the memory
+after and the peak during each phase: forward, backward, step.
 
     python benchmarks/memory_gpu.py [--cases gpt2 bert-base ...] [--seconds 90] [--out FILE.json]
-    python benchmarks/memory_gpu.py --tiny     # small ones on the CPU: do they run, and what is kept for backward?
+    python benchmarks/memory_gpu.py --tiny     # test the script on the CPU; prints the bytes saved for backward
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ STEPS = 2
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A family and the size of its batch: rows of `length` tokens (samples of sound), behind `source` that are read."""
+    """A model and its batch: rows of `length` tokens (audio samples) and, for encoder-decoders, `source` tokens."""
 
     name: str
     objective: Objective
@@ -90,7 +90,7 @@ CASES = (
 
 
 def tensors(case: Case, spec: Any) -> Tensors:
-    """A batch of nothing in particular, as the case's objective collates it."""
+    """Return a random batch with the fields that the objective's `collate` returns."""
     draw = torch.Generator().manual_seed(0)
     B, T = case.batch, case.length
 
@@ -105,20 +105,20 @@ def tensors(case: Case, spec: Any) -> Tensors:
         return {"input_ids": ids(B, case.source or T), "labels": ids(B, T)}
     batch = {"input_ids": ids(B, T)}
     if isinstance(case.objective, Masked):
-        number = -(-round(0.15 * B * T) // 64) * 64  # as `flat` fills them up
+        number = -(-round(0.15 * B * T) // 64) * 64  # a multiple of 64, as the objective pads them
         batch |= {"places": torch.randint(B * T, (number,), generator=draw), "labels": ids(number)}
     return batch
 
 
 class Gauge:
-    """What is allocated, and the most that was since it was last asked; on the CPU, nothing."""
+    """Reads allocated and peak memory at the end of each phase; does nothing on the CPU."""
 
     def __init__(self, device: str) -> None:
         self.on = device == "cuda"
         self.phases: dict[str, tuple[int, int]] = {}
 
     def mark(self, phase: str) -> None:
-        """The end of a phase: bytes held, and the most in it."""
+        """End a phase: store its allocated bytes and its peak."""
         if self.on:
             torch.cuda.synchronize()
             self.phases[phase] = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
@@ -188,7 +188,7 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def kept_by(model: Any, total: list[int]) -> Any:
-    """Adds up what autograd keeps, without the weights themselves."""
+    """Sum the bytes that autograd saves for backward, without the weights."""
     held = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     alive = []
     total[0] = 0
@@ -207,8 +207,8 @@ def kept_by(model: Any, total: list[int]) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="*", default=[], help="names; all unless said")
-    parser.add_argument("--seconds", type=float, default=90.0, help="no case begins later")
+    parser.add_argument("--cases", nargs="*", default=[], help="names of cases (default: all)")
+    parser.add_argument("--seconds", type=float, default=90.0, help="no case starts later (default: 90)")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--tiny", action="store_true")
@@ -226,7 +226,7 @@ def main() -> None:
             continue
         try:
             results.append(measure(case, options))
-        except Exception as error:  # the other families are measured all the same
+        except Exception as error:  # continue with the other cases
             results.append({"case": str(case), "error": f"{type(error).__name__}: {error}"[:500]})
             print(f"{case}: {results[-1]['error']}", flush=True)
         else:

@@ -1,11 +1,11 @@
-"""Training steps a second of every row of Narang et al.'s table at the paper's size, on one device.
+"""Training steps per second of every row of Narang et al.'s table at the paper's size, on one device.
 
-A step is the trainer's: forward, loss, backward, clipping and AdamW in bf16, captured in a CUDA graph where that is
-possible. Rows run one after another in one process; the first is measured again after every ten, and a row's ratio is
-to the nearest of these. The file is written after each row; a row that fails has its error there.
+A step is a trainer step: forward, loss, backward, clipping and AdamW in bf16, captured in a CUDA graph if possible.
+Rows run one after another in one process. The first row is measured again after every ten rows, and ratios are relative
+to the nearest of these measurements. The file is written after each row and contains the errors of rows that failed.
 
     PYTHONPATH=src python benchmarks/modifications_speed.py [--batch 16] [--rows NAME ...] [--out FILE.json]
-    PYTHONPATH=src python benchmarks/modifications_speed.py --tiny --out FILE.json     # on a CPU: does the script run?
+    PYTHONPATH=src python benchmarks/modifications_speed.py --tiny --out FILE.json     # test the script on a CPU
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from anyformer.train.run import Batch, Run
 from anyformer.train.trainer import Callback, Trainer
 
 WARM, MOST, LONGEST = 6, 20, 1.0  # warm-up steps (the fourth is captured); timed steps; seconds of timing
-AGAIN = 10  # rows after which the first is measured again
+AGAIN = 10  # rows between two measurements of the first row
 TINY = TableSize(
     width=36, inner=96, heads=6, head_width=6, depth=2, vocabulary=100, length=READ, narrow=8, cutoffs=(20, 50),
     softmaxes=3, experts=2, keys=6, found=3, taps=5,
@@ -43,7 +43,7 @@ TINY = TableSize(
 
 
 class Messages(Callback):
-    """What the trainer says: why a step was not captured."""
+    """Collects the trainer's messages, such as why a step was not captured."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -93,7 +93,7 @@ def measure(row: PaperRow, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def try_row(row: PaperRow, options: argparse.Namespace) -> dict[str, Any]:
-    """A row that fails is a result, too."""
+    """Measure a row, or return its error."""
     try:
         return measure(row, options)
     except Exception as error:
@@ -101,7 +101,7 @@ def try_row(row: PaperRow, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each with its ratio to the nearest measurement of the first row, before it or after it."""
+    """Add to each row its ratio to the nearest measurement of the first row."""
     first = {
         i: row["steps per second"] for i, row in enumerate(rows) if row["name"] == ROWS[0].name and "error" not in row
     }
@@ -109,7 +109,7 @@ def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for i, row in enumerate(rows):
         ratio = None
         if first and "error" not in row:
-            ratio = round(row["steps per second"] / first[min(first, key=lambda place: abs(place - i))], 3)
+            ratio = round(row["steps per second"] / first[min(first, key=lambda j: abs(j - i))], 3)
         found.append({**row, "ratio": ratio})
     return found
 
@@ -125,7 +125,7 @@ def line(row: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="*", default=[row.name for row in ROWS], metavar="NAME", help="default: all")
-    parser.add_argument("--batch", type=int, default=16, help="examples of a step (default: 16)")
+    parser.add_argument("--batch", type=int, default=16, help="examples per step (default: 16)")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, help="default: steps.json in the folder $OUT")
     parser.add_argument("--tiny", action="store_true")

@@ -1,8 +1,7 @@
-"""One long text from the sources of the Python packages that are installed, for experiments that need more than the
+"""Write one long text from the sources of the installed Python packages, for experiments that need more text than the
 standard library: python benchmarks/packages_text.py FILE [--megabytes 60]
 
-Files in an order that is chance but the same each time, without tests; paragraphs that were there before (licences,
-copies) are left out.
+Files are in a random but reproducible order, without tests. Repeated paragraphs (licences, copies) are left out.
 """
 
 from __future__ import annotations

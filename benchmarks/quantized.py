@@ -1,7 +1,7 @@
-"""What 8- and 4-bit weights cost on real text: the perplexity of stories260K on wikitext-2 and on its own stories.
+"""How much 8- and 4-bit weights increase the perplexity of stories260K on wikitext-2 and on stories that it wrote.
 
-stories260K has 260,000 parameters and width 64, and Wikipedia is foreign to it: its own stories, which
-it wrote in fp32, show the loss more plainly. `error` is that of all quantised weights together, relative to their size.
+stories260K has 260,000 parameters and width 64, and was not trained on Wikipedia; stories that it wrote in fp32 show
+the loss more clearly. `error` is the relative error of all quantised weights together.
 
     python benchmarks/quantized.py [--characters 80000] [--data ../shared/data]
 """
@@ -32,14 +32,14 @@ FORMATS: dict[str, dict[str, Any]] = {
 
 
 def error(plain: Any, quantized: Any) -> float:
-    """Of the weights, relative."""
+    """Relative error of all quantised weights."""
     layers = [(address, layer) for address, layer in quantized.named_modules() if isinstance(layer, Concatenable)]
     pairs = [(plain.get_submodule(address).weight.float(), layer.dequantize()) for address, layer in layers]
     return float((sum((a - b).square().sum() for a, b in pairs) / sum(a.square().sum() for a, _ in pairs)) ** 0.5)
 
 
 def bits(quantized: Any) -> float:
-    """A quantised weight, scales and offsets included."""
+    """Bits per quantised weight, including scales and offsets."""
     layers = [layer for layer in quantized.modules() if isinstance(layer, Concatenable)]
     size = sum(tensor.nbytes for layer in layers for tensor in layer.buffers())
     return 8 * size / sum(layer.in_features * layer.out_features for layer in layers)
@@ -48,7 +48,9 @@ def bits(quantized: Any) -> float:
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--characters", type=int, default=80_000, help="of wikitext-2's test split (default: 80000)")
+    parser.add_argument(
+        "--characters", type=int, default=80_000, help="length of the wikitext-2 excerpt (default: 80000)"
+    )
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
     options = parser.parse_args()
     model, encode = stories.load(options.data / "weights" / "stories260K")
@@ -64,7 +66,7 @@ def main() -> None:
         print(f"{name:38}{text:9.2f} ({text / first[0] - 1:+.2%}){tales:9.3f} ({tales / first[1] - 1:+.2%})  {size}")
         return text, tales
 
-    print(f"{len(wiki):,} tokens of wikitext-2, {own.numel():,} of its own; perplexity, bits a weight, error")
+    print(f"{len(wiki):,} tokens of wikitext-2, {own.numel():,} of its stories; perplexity, bits per weight, error")
     before: tuple[float, float] | None = None
     before = report("fp32", model)
     for name, settings in FORMATS.items():

@@ -1,7 +1,7 @@
-"""Training steps a second of small models on one GPU, launched kernel by kernel and as recordings (`Run.record`).
+"""Training steps per second of small models on one GPU, with eager launches and with CUDA graphs (`Run.record`).
 
-The laboratory's own runs: a writer of bytes, a masked reader, an encoder-decoder, at the sizes of its full forms. Both
-ways train in one process, in turns; losses of the two are compared, step by step.
+The runs come from `anyformer lab` in its full form: a causal model of bytes, a masked model and an encoder-decoder.
+Both variants train in one process, in turns; their losses are compared step by step.
 
     python benchmarks/record_gpu.py [--steps 200] [--rounds 2] [--out FILE.json]
 """
@@ -30,11 +30,11 @@ from anyformer.train.progress import Metrics, read_metrics
 from anyformer.train.run import Run
 from anyformer.train.start import setup
 
-OURS = 1e-2  # relative: bf16, and sums in another order
+TOLERANCE = 1e-2  # relative: bf16, and sums in a different order
 
 
 def runs(steps: int, batch: int, shared: Path, device: str) -> dict[str, Run]:
-    """The laboratory's: name -> run."""
+    """Name -> run of the lab."""
     data, sizes = texts(None, False), {"steps": steps, "batch": batch, "length": 128, "lr": 1e-3}
     found = {
         f"writer, width {width}": training("w", writer(width, depth, width // 32, 128), data, device, **sizes)
@@ -79,12 +79,12 @@ def measured(name: str, run: Run, folder: Path, options: argparse.Namespace) -> 
             setup(one, where, device=options.device, callbacks=[Metrics()], records=folder / "records").fit()
             lines = [line for line in read_metrics(where) if "loss" in line]
             losses[recorded] = [line["loss"] for line in lines]
-            first, last = lines[len(lines) // 2 - 1], lines[-1]  # the first half compiles, chooses kernels and records
+            first, last = lines[len(lines) // 2 - 1], lines[-1]  # the first half compiles, tunes kernels and captures
             rates[recorded].append((last["step"] - first["step"]) / (last["seconds"] - first["seconds"]))
     apart = max(abs(a - b) / abs(a) for a, b in zip(losses[False], losses[True], strict=True))
-    plain, at_once = (statistics.median(rates[recorded]) for recorded in (False, True))
-    print(f"{name}: {plain:.0f} steps/s one by one, {at_once:.0f} recorded ({at_once / plain:.2f}); "
-          f"losses apart by {apart:.1e}, {'as they should' if apart < OURS else 'TOO FAR'}", flush=True)  # fmt: skip
+    eager, captured = (statistics.median(rates[recorded]) for recorded in (False, True))
+    print(f"{name}: {eager:.0f} steps/s eager, {captured:.0f} captured ({captured / eager:.2f}); "
+          f"losses differ by {apart:.1e}, {'ok' if apart < TOLERANCE else 'TOO MUCH'}", flush=True)  # fmt: skip
     return {"run": name, "one by one": rates[False], "recorded": rates[True], "apart": apart}
 
 

@@ -1,9 +1,9 @@
-"""In-context regression at full size: trains the recipe for each noise, all at once, and compares with statistics.
+"""Train the recipe of in-context regression at full size for several noise levels and compare with classical methods.
 
     python benchmarks/regression.py [FOLDER] [--noise 0.25 0.5 1.0] [--minutes 9] [--set path=value ...]
 
-Writes FOLDER/regression.json (the mean squared error by how many pairs were seen), regression.png, and the runs with
-their logs. Trainings end by the time that is given, and what was trained before is not trained again.
+All noise levels train at the same time. Writes FOLDER/regression.json (the mean squared error by number of pairs in the
+context), regression.png, and the runs with their logs. `--minutes` limits the training; finished runs are reused.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from anyformer.evaluate.regression import curves
 from anyformer.objectives.regress import Regress
 from anyformer.train.deadline import Deadline
 
-GOAL = 1.05  # of the error that Bayes makes
+GOAL = 1.05  # times the error of the Bayes-optimal prediction
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("runs/regression"))
     parser.add_argument("--noise", type=float, nargs="+", default=[0.25, 0.5, 1.0])
-    parser.add_argument("--minutes", type=float, help="for all trainings together; unless said they end when done")
+    parser.add_argument("--minutes", type=float, help="time limit for all trainings together (default: none)")
     parser.add_argument("--count", type=int, default=2**18, help="test sequences")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--set", nargs="*", default=[], metavar="PATH=VALUE")
-    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)  # a training of its own
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)  # this process trains one run
     options = parser.parse_args()
     if options.one:
         return fit(options)
@@ -43,8 +43,8 @@ def main() -> None:
     for noise in options.noise:
         folder = home(options.folder, noise)
         folder.mkdir(parents=True, exist_ok=True)
-        left = [] if end is None else ["--minutes", str((end - time.time()) / 60)]
-        command = [sys.executable, __file__, str(folder), "--one", "--noise", str(noise), *left, *again]
+        limit = [] if end is None else ["--minutes", str((end - time.time()) / 60)]
+        command = [sys.executable, __file__, str(folder), "--one", "--noise", str(noise), *limit, *again]
         if not (folder / "done").exists():
             log = (folder / "log.txt").open("a")
             jobs.append((noise, subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)))
@@ -83,7 +83,7 @@ def scored(model: Any, noise: float, count: int) -> dict[str, Any]:
     errors = curves(model, objective, count=count)
     ratio = [ours / bayes for ours, bayes in zip(errors["model"], errors["bayes"], strict=True)]
     at = max(range(1, len(ratio)), key=ratio.__getitem__)
-    print(f"noise {noise}: at most {ratio[at]:.4f} of Bayes's error, after {at} pairs", flush=True)
+    print(f"noise {noise}: at most {ratio[at]:.4f} x the error of Bayes, after {at} pairs", flush=True)
     excess = [(ours - noise**2) / (bayes - noise**2)
               for ours, bayes in zip(errors["model"], errors["bayes"], strict=True)]  # fmt: skip
     return {**errors, "ratio": ratio, "ratio without the noise": excess, "sequences": count}

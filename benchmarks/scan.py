@@ -1,7 +1,7 @@
-"""The recurrences of Mamba, Mamba-2 and RWKV over a long text, in windows and by tokens, alternating in one process.
+"""Compare the recurrences of Mamba, Mamba-2 and RWKV over a long text computed in windows and token by token.
 
-One thread, in processor time, so that a busy machine does not matter. Above 1 the windows are faster; the more channels
-there are, the less of a loop's time is waiting for Python.
+The two alternate in one process with one thread and are measured in CPU time, so that a busy machine does not matter.
+A ratio above 1 means that windows are faster. With more channels, the loop over tokens spends less time in Python.
 
     python benchmarks/scan.py [--length 2048] [--repeats 5] [--json]
 """

@@ -1,15 +1,14 @@
-"""The recipes of spoken digits, whole, on one machine: word errors on strings of the official test recordings.
+"""Train the recipes of spoken digits on one machine: word error rates on strings of the official test recordings.
 
-    python benchmarks/speech.py digits OUT [--data DIR] [--minutes 6]      Conformer and CTC
-    python benchmarks/speech.py digits-seq2seq OUT [...]                   Conformer and a decoder that writes
-    python benchmarks/speech.py wav2vec OUT [--data DIR] [--minutes 7.5]   sound alone first, or from scratch; 3 seeds
-    python benchmarks/speech.py scratch OUT --steps 683 --steps 2500       the second of them alone, for so many steps
-    python benchmarks/speech.py score OUT                                  what is in OUT again, by jiwer; and the plots
+    python benchmarks/speech.py digits OUT [--data DIR] [--minutes 6]      Conformer with CTC
+    python benchmarks/speech.py digits-seq2seq OUT [...]                   Conformer with a decoder
+    python benchmarks/speech.py wav2vec OUT [--data DIR] [--minutes 7.5]   pretrained on audio or from scratch; 3 seeds
+    python benchmarks/speech.py scratch OUT --steps 683 --steps 2500       only from scratch, once per --steps
+    python benchmarks/speech.py score OUT                                  score the files in OUT with jiwer, and plot
 
-Trainings are over by the minutes, whatever the machine, but for that from scratch, which has the other's steps. In OUT:
-results.json, every transcript (*.jsonl, which `anyformer eval FILE RECIPE --metrics wer` scores too), and
-curve-*.jsonl, a line every some steps. Word errors are counted here, so that nothing has to be installed; `score` uses
-jiwer.
+`--minutes` limits the training time; training from scratch runs as many steps as the pretrained model had. Writes to
+OUT: results.json, every transcript (*.jsonl, which `anyformer eval FILE RECIPE --metrics wer` also scores) and the loss
+curves (curve-*.jsonl). Word errors are computed here, so that no package is needed; only `score` needs jiwer.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from typing import Any
 
 ARMS = ("digits-wav2vec-tenth", "digits-scratch-tenth")
 NAMES = {
-    ARMS[0]: "sound alone first", ARMS[1]: "from scratch", "digits-wav2vec": "sound alone",
+    ARMS[0]: "pretrained on audio", ARMS[1]: "from scratch", "digits-wav2vec": "pretraining on audio",
     "digits-seq2seq": "Conformer and a decoder, all labels", "digits": "Conformer, all labels",
 }  # fmt: skip
 
 
 def errors(predicted: list[str], wanted: list[str]) -> float:
-    """The share of words that must be put in, taken out or changed [Levenshtein 1966]."""
+    """Word error rate: insertions, deletions and substitutions per word [Levenshtein 1966]."""
     wrong = total = 0
     for mine, right in ((a.split(), b.split()) for a, b in zip(predicted, wanted, strict=True)):
         row = list(range(len(right) + 1))
@@ -50,7 +49,7 @@ def note(path: Path, **values: Any) -> None:
 
 
 def learn(run: Any, folder: Path, seconds: float | None, curve: Path, device: str) -> Any:
-    """Trains the run's steps, or for so many seconds at most; a line of the curve every evaluation."""
+    """Train the run for at most `seconds`; append losses and scores to the file `curve`."""
     import torch
 
     from anyformer.evaluate import Evaluation
@@ -66,17 +65,17 @@ def learn(run: Any, folder: Path, seconds: float | None, curve: Path, device: st
             if done.step % 50 == 0 or done.step == 1:
                 note(curve, step=done.step, of=trainer.steps, seconds=round(trainer.seconds, 2), **done.terms)
             if done.step % 250 == 0 or done.step == 1:
-                pace = f"{done.seconds:.3f} s a step"
+                pace = f"{done.seconds:.3f} s per step"
                 print(f"{run.name} {done.step}/{trainer.steps}: {done.loss:.3f}, {pace}", flush=True)
 
         def on_evaluate(self, trainer: Any, scores: dict[str, float]) -> None:
-            said = {f"valid_{name}": value for name, value in scores.items()}
+            valid = {f"valid_{name}": value for name, value in scores.items()}
             if "text" in run.objective.columns:
-                said["valid_wer"] = errors(*ask(run.data.valid, trainer.model, trainer.tokenizer).answered)
-            note(curve, step=trainer.step, seconds=round(trainer.seconds, 2), **said)
-            print(f"{run.name} {trainer.step}: {said}", flush=True)
+                valid["valid_wer"] = errors(*evaluate(run.data.valid, trainer.model, trainer.tokenizer).answered)
+            note(curve, step=trainer.step, seconds=round(trainer.seconds, 2), **valid)
+            print(f"{run.name} {trainer.step}: {valid}", flush=True)
 
-    def ask(source: Any, model: Any, tokenizer: Any) -> Any:
+    def evaluate(source: Any, model: Any, tokenizer: Any) -> Any:
         evaluation, trains = Evaluation(source, run.objective.ready(tokenizer), tokenizer, ()), model.training
         evaluation.ask(Predictor(model.eval(), tokenizer, tokenizer.filler, size=256))
         model.train(trains)
@@ -86,15 +85,15 @@ def learn(run: Any, folder: Path, seconds: float | None, curve: Path, device: st
     if seconds is not None:
         watchers.insert(0, Deadline(time.monotonic() + seconds, most=run.steps))
     trainer = setup(run, folder, device=device, callbacks=watchers, tell=lambda line: print(line, flush=True))
-    return trainer.fit(), ask
+    return trainer.fit(), evaluate
 
 
 def transcribed(run: Any, out: Path, name: str, seconds: float | None, device: str) -> int:
-    """Trains, and writes what the model makes of the test strings, and the share of wrong words; the steps it had."""
+    """Train, write the transcripts of the test strings and the word error rate; return the number of steps."""
     from anyformer.train.evaluate_split import write_predictions
 
-    trainer, ask = learn(run, out / "runs" / name, seconds, out / f"curve-{name}.jsonl", device)
-    found = ask(run.data.test, trainer.model, trainer.tokenizer)
+    trainer, evaluate = learn(run, out / "runs" / name, seconds, out / f"curve-{name}.jsonl", device)
+    found = evaluate(run.data.test, trainer.model, trainer.tokenizer)
     write_predictions(out / f"{name}.jsonl", found)
     wrong = errors(*found.answered)
     facts = {"steps": trainer.step, "seconds": round(trainer.seconds, 1), "strings": len(found.answered.wanted)}
@@ -108,7 +107,7 @@ def size(model: Any) -> int:
 
 
 def prepared(run: Any, folder: Path, shared: Path) -> Any:
-    """The records of runs that read the same are made once."""
+    """Let the run use the prepared data in `shared`, so that runs with the same data prepare it once."""
     folder.mkdir(parents=True, exist_ok=True)
     shared.mkdir(parents=True, exist_ok=True)
     if not (folder / "data").exists():
@@ -128,7 +127,7 @@ def described(name: str, options: argparse.Namespace, **changes: Any) -> Any:
 
 
 def applies(run: Any, path: str) -> bool:
-    """Whether a run has such a place: one that begins from a pretrained model has no description."""
+    """Whether the run has a field at `path`: a run that starts from a pretrained model has no model description."""
     from anyformer.specs.addresses import value_at
 
     try:
@@ -146,7 +145,7 @@ def digits(options: argparse.Namespace) -> None:
 
 
 def one_seed(options: argparse.Namespace) -> None:
-    """Sound alone, then both arms, of one seed: from scratch for exactly as many steps as the other had."""
+    """For one seed: pretrain on audio, fine-tune, then train from scratch for the number of fine-tuning steps."""
     out, seed, whole = Path(options.out), options.seed, 60 * options.minutes
 
     def folder(name: str) -> Path:
@@ -156,7 +155,7 @@ def one_seed(options: argparse.Namespace) -> None:
         run = described(name, options, seed=seed, **changes)
         return prepared(run, folder(name), out / "runs" / "data")
 
-    for steps in options.steps:  # from scratch alone
+    for steps in options.steps:  # only from scratch
         name = f"{ARMS[1]}-{steps}-{seed}"
         run = prepared(described(ARMS[1], options, seed=seed, steps=steps), out / "runs" / name, out / "runs" / "data")
         transcribed(run, out, name, None, options.device)
@@ -170,7 +169,7 @@ def one_seed(options: argparse.Namespace) -> None:
 
 
 def wav2vec(options: argparse.Namespace) -> None:
-    """A process for each seed (and number of steps from scratch), at once: a small model leaves most of a GPU idle."""
+    """Run one process per seed (and --steps) at the same time, because a small model leaves most of a GPU idle."""
     out = Path(options.out)
     command = [sys.executable, __file__, "seed", str(out), "--data", options.data, "--device", options.device]
     command += ["--minutes", str(options.minutes), *(word for pair in options.set for word in ("--set", pair))]
@@ -185,12 +184,12 @@ def wav2vec(options: argparse.Namespace) -> None:
 
 def scratch(options: argparse.Namespace) -> None:
     if not options.steps:
-        sys.exit("scratch: --steps N, as many as are to be compared with")
+        sys.exit("scratch needs --steps N: the number of steps of the model to compare with")
     wav2vec(options)
 
 
 def finish(out: Path) -> None:
-    """results.json, from what each part left."""
+    """Write results.json from the lines of results.jsonl."""
     if not (out / "results.jsonl").is_file():
         return
     rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
@@ -199,9 +198,9 @@ def finish(out: Path) -> None:
     for row in rows:
         if row["name"].startswith(ARMS):
             groups.setdefault(row["name"].rpartition("-")[0], []).append(row["wer"])
-    for name, own in sorted(groups.items()):
-        spread = statistics.stdev(own) if len(own) > 1 else 0.0
-        found[name] = {"mean": statistics.mean(own), "deviation": spread, "seeds": len(own)}
+    for name, rates in sorted(groups.items()):
+        spread = statistics.stdev(rates) if len(rates) > 1 else 0.0
+        found[name] = {"mean": statistics.mean(rates), "deviation": spread, "seeds": len(rates)}
     (out / "results.json").write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found), flush=True)
 
@@ -220,7 +219,7 @@ def score(options: argparse.Namespace) -> None:
 
 
 def draw(out: Path) -> None:
-    """The loss of what is learnt from, and word errors on strings held out from the training recordings."""
+    """Plot the training loss, and word error rates on strings held out from the training recordings."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -237,7 +236,7 @@ def draw(out: Path) -> None:
             points = [(line["step"], scale * line[kind]) for line in lines if kind in line]
             if points:
                 axis.plot(*zip(*points, strict=True), ".-", color=colour, label=label)
-    for axis, title in zip(axes, ("loss of a word", "wrong words, %"), strict=True):
+    for axis, title in zip(axes, ("loss per word", "word error rate, %"), strict=True):
         axis.set(xlabel="steps", ylabel=title, yscale="log")
         axis.grid(alpha=0.3)
     axes[0].legend(frameon=False)
@@ -252,9 +251,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, action="append", default=[], help="from scratch alone, for so many steps")
+    parser.add_argument("--steps", type=int, action="append", default=[], help="steps of the training from scratch")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--set", action="append", default=[], metavar="PATH=JSON", help="where a run has such a place")
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=JSON", help="for runs with this field")
     options = parser.parse_args()
     Path(options.out).mkdir(parents=True, exist_ok=True)
     verbs = {"digits": digits, "digits-seq2seq": digits, "wav2vec": wav2vec, "scratch": scratch, "seed": one_seed,

@@ -15,7 +15,7 @@ from anyformer import families
 
 
 def load(folder: Path) -> Any:
-    """(model, encode) where encode(text) gives token ids, the start token first."""
+    """Return (model, encode); encode(text) returns token ids that start with the start token."""
     raw = (folder / "stories260K.bin").read_bytes()
     width, inner, depth, heads, kv_heads, vocab, length = struct.unpack("7i", raw[:28])
     numbers, at = np.frombuffer(raw, "<f4", offset=28), 0
@@ -42,7 +42,7 @@ def load(folder: Path) -> Any:
     }  # fmt: skip
 
     def halves(w: torch.Tensor, count: int) -> torch.Tensor:
-        """Rotary pairs (0, 1), (2, 3), ... to (0, K/2), (1, K/2 + 1), ..."""
+        """Reorder rotary pairs (0, 1), (2, 3), ... to (0, K/2), (1, K/2 + 1), ..."""
         return w.view(count, K // 2, 2, width).transpose(1, 2).reshape(w.shape)
 
     for i in range(depth):
@@ -62,7 +62,7 @@ def load(folder: Path) -> Any:
 
 
 def tokenizer(path: Path, vocab_size: int) -> Any:
-    """Byte-pair merges by the score of the merged piece, best first."""
+    """Return an encoder that merges the pair with the highest score first."""
     raw, at, pieces = path.read_bytes(), 4, []
     for _ in range(vocab_size):
         score, size = struct.unpack_from("<fi", raw, at)
@@ -100,7 +100,7 @@ def tokenizer(path: Path, vocab_size: int) -> Any:
 
 @torch.no_grad()
 def perplexity(model: Any, tokens: list[int], length: int = 512) -> float:
-    """exp of the mean loss over pieces of `length` tokens."""
+    """Perplexity over chunks of `length` tokens."""
     total, count = 0.0, 0
     for start in range(0, len(tokens) - 1, length):
         piece = torch.tensor([tokens[start : start + length]])

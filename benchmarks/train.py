@@ -1,12 +1,12 @@
-"""Training steps, anyformer beside transformers: one process, the same weights, batch, optimiser and threads, fp32.
+"""Compare training steps with transformers: one process, the same weights, batch, optimiser and threads, fp32.
 
-A GPT of 10 million parameters, 8 x 256 tokens a step on the CPU. Theirs is the loop that people write: forward with
-labels, backward, clip, fused AdamW. Ours is what `anyformer train` runs, the loader included. The steps alternate; a
-pair gives one ratio, theirs / ours, and above 1 we are faster. Behind it the spread, 10th to 90th percentile.
+A GPT with 10 million parameters, 8 x 256 tokens per step, on the CPU. Theirs is a hand-written loop: forward with
+labels, backward, clip, fused AdamW. Ours is the loop of `anyformer train`, including the data loader. Steps alternate;
+each pair gives one ratio, theirs / ours: above 1, we are faster. The spread is the 10th to the 90th percentile.
 
     python benchmarks/train.py [--size pairs|bytes] [--repeats 20] [--threads 2] [--compile] [--cpu] [--json]
 
-On a machine that others use too, `--cpu` (one thread, processor time instead of time on the wall) says more.
+On a busy machine, use `--cpu`: it measures CPU time of one thread instead of wall time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from anyformer.train.run import Batch, Evaluate, Keep, Run
 from anyformer.train.start import setup
 
 BATCH, LENGTH, LR = 8, 256, 3e-4
-SIZES = {  # 10 million parameters each: with a vocabulary of byte pairs, and nanoGPT's of bytes
+SIZES = {  # 10 million parameters each: a vocabulary of byte pairs, or nanoGPT's size with bytes
     "pairs": {"vocab_size": 8192, "n_embd": 320, "n_layer": 6, "n_head": 5},
     "bytes": {"vocab_size": 258, "n_embd": 384, "n_layer": 6, "n_head": 6},
 }
@@ -46,7 +46,7 @@ COMMON = {"n_positions": LENGTH, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pd
 def sides(
     folder: Path, size: str, precision: str, compile: bool = False
 ) -> tuple[Callable[[], float], Callable[[], float], int]:
-    """(our step, their step), each giving its loss, from the same weights, and how many these are."""
+    """Return (our step, their step, number of parameters). Both start with the same weights and return the loss."""
     torch.manual_seed(0)
     theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**COMMON, **SIZES[size])).train()
     theirs.save_pretrained(folder / "model")
@@ -104,9 +104,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--size", choices=SIZES, default="pairs")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
-    parser.add_argument("--compile", action="store_true", help="our step compiled, as with --set compile=true")
-    parser.add_argument("--cpu", action="store_true", help="one thread, processor time")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--compile", action="store_true", help="compile our step, as --set compile=true does")
+    parser.add_argument("--cpu", action="store_true", help="one thread, CPU time")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     torch.set_num_threads(1 if options.cpu else options.threads)
     with tempfile.TemporaryDirectory(prefix="anyformer-bench-") as folder:
@@ -129,7 +129,7 @@ def main() -> None:
         print(json.dumps(row))
         return
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {options.precision}, "
-          f"{torch.get_num_threads()} threads{', processor time' if options.cpu else ''}")  # fmt: skip
+          f"{torch.get_num_threads()} threads{', CPU time' if options.cpu else ''}")  # fmt: skip
     print(f"GPT of {size:,}, {BATCH} x {LENGTH}: ours {row['ours_ms']:.0f} ms ({row['tokens_per_s']:,.0f} tokens/s), "
           f"theirs {row['theirs_ms']:.0f} ms, ratio {row['ratio']:.2f} ({row['ratio_10']:.2f}-{row['ratio_90']:.2f}), "
           f"losses within {gap:.0e}")  # fmt: skip

@@ -1,9 +1,9 @@
-"""Two versions of this package side by side, by public names only: forward, decoding, training, loading, command line.
+"""Compare two versions of this package through public names: forward, decoding, training, loading, command line.
 
     python benchmarks/versions.py OLD/src src [--rounds 3] [--device cuda] [--out FILE.json]
 
-Each round measures both trees in turn, in processes of their own. The table has the median of each tree over the
-rounds, the ratio (above 1: the second is slower) and the spread of the ratios.
+Each round measures both source trees one after the other, in separate processes. The table shows the median of each
+tree, the ratio (above 1: the second is slower) and the spread of the ratios.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def measure_cuda(train: bool = True) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("trees", nargs="+", help="folders that hold the package: old first")
+    parser.add_argument("trees", nargs="+", help="folders that contain the package, the old one first")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--no-train", action="store_true", help="leave out training on a GPU")

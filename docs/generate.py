@@ -146,14 +146,14 @@ def family_page(family: Any, sizes: list[dict[str, Any]], drawn: bool) -> str:
     lines.append(f"## Description\n\n```text\n{spec}\n```")
     fields = []
     for name, field in family.all_fields.items():
-        if name in family.fields:  # the others are every family's
+        if name in family.fields:  # all families have the other fields
             if isinstance(field, Field):
                 addresses = getattr(field, "addresses", ()) or ((field.path,) if isinstance(field.path, str) else ())
                 place = ", ".join(f"`{address}`" for address in addresses) or "computed from the description"
             else:
                 place = f"fixed: {field.why}" if isinstance(field, Fixed) else field.why
             fields.append((f"`{name}`", f"`{field.default!r}`", place))
-    lines.append(f"## Config\n\n{table(('field', 'default', 'address, or why it has none'), fields)}")
+    lines.append(f"## Config\n\n{table(('field', 'default', 'address or explanation'), fields)}")
     return "\n\n".join(lines) + "\n"
 
 
@@ -186,8 +186,8 @@ def parts() -> Iterator[tuple[str, str]]:
 def part_section(each: Any) -> str:
     facts = (("Also called", ", ".join(each.called)), ("Paper", each.paper),
              ("Fits", ", ".join(f"`{slot}`" for slot in each.fits)), ("In", f"`{each.module}`"))  # fmt: skip
-    told = "\n".join(f"- {label}: {plain(text)}" for label, text in facts if text)
-    lines = [f"## {each.name}", plain(each.text), told]
+    items = "\n".join(f"- {label}: {plain(text)}" for label, text in facts if text)
+    lines = [f"## {each.name}", plain(each.text), items]
     if each.fields:
         names = ("name", "type", "default")
         rows = [(*(f"`{field[name]}`" if field[name] else "required" for name in names), field["about"])

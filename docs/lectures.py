@@ -1,9 +1,9 @@
-"""Fill in the last column of docs/lectures.md: `python docs/lectures.py`. With WORDS, only of rows with these words in
-their command.
+"""Fill in the last column of docs/lectures.md: `python docs/lectures.py [WORDS]`. With WORDS, only rows whose command
+contains them.
 
-Quick commands run here, and their results are written. Results of trainings and experiments are quotations: "figure
-([page](results/page.md))", where the page must contain the figure ("..." leaves words out). An experiment without a
-quotation gets its figure from results/lab.md, or its claim while nothing is measured. Other cells stay as they are.
+Fast commands run here, and their results are written. Results of trainings and experiments are quotations: "figure
+([page](results/page.md))", and the page must contain the figure ("..." replaces words). An experiment without a
+quotation gets its figure from results/lab.md, or its claim if nothing is measured yet. Other cells are not changed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DOCS = Path(__file__).resolve().parent
 PAGE = DOCS / "lectures.md"
 ROW = re.compile(r"^\| (?!what |-)(.*?) \| (.*?) ?\| (?:`(.*)` )?\| (.*?) ?\|$")
 QUOTATION = re.compile(r"(.*) \(\[\w+\]\((results/\w+\.md)\)\)")
-HUB = re.compile(r"\b(?:openai-community|google-bert|google)/[\w-]+")  # a published model, which may not be here
+HUB = re.compile(r"\b(?:openai-community|google-bert|google)/[\w-]+")  # a published model, which may not be cached
 
 
 class Row(NamedTuple):
@@ -47,7 +47,7 @@ def rows(text: str) -> Iterator[Row]:
 
 
 def run(command: str, *more: str) -> Any:
-    """What a command prints, or the value of an expression."""
+    """Return the output of a command, or the value of an expression."""
     words = [*shlex.split(command), *more] if command.startswith(("anyformer ", "python ")) else []
     if not words:
         import torch
@@ -78,7 +78,7 @@ def run(command: str, *more: str) -> Any:
 
 
 def result(row: Row) -> str | None:
-    """What a quick command gives, after running it, or what is known of an experiment; None for all others."""
+    """Run a fast command and return its result, or return the known result of an experiment; None for other rows."""
     command, words = row.command, (shlex.split(row.command) if row.command.startswith("anyformer ") else [])
     quoted, model = QUOTATION.match(row.result), HUB.search(command)
     if not command or {"--help", "--show"} & {*words}:
@@ -106,7 +106,7 @@ def count_cell(command: str, words: list[str]) -> str:
         ratios = (f"{row['formula']}: {row['ratio']:.3f}" for row in found["lecture"][:3])
         return f"exact count over formula: {', '.join(ratios)}"
     image = next((found["flops"][key] for key in ("image", "input") if key in found.get("flops", ())), 0)
-    flops = f", {image / 2e9:.3g}G multiply-adds an image" if image else ""
+    flops = f", {image / 2e9:.3g}G multiply-adds per image" if image else ""
     active = f", {short(found['active'])} active" if found["active"] != found["parameters"] else ""
     return f"{size(words[2])}{active}{flops}"
 
@@ -121,8 +121,8 @@ def parts_cell(command: str, words: list[str]) -> str:
     kinds = json.loads(run(command, "--json"))
     if len(kinds) > 2:
         return f"{len(kinds)} kinds: " + ", ".join(f"`{kind['name']}`" for kind in kinds)
-    told = (f"`{kind['name']}`: {textwrap.shorten(kind['about'], 120, placeholder=' ...')}" for kind in kinds)
-    return "; ".join(told).replace("|", "\\|")
+    lines = (f"`{kind['name']}`: {textwrap.shorten(kind['about'], 120, placeholder=' ...')}" for kind in kinds)
+    return "; ".join(lines).replace("|", "\\|")
 
 
 def plan_cell(command: str, words: list[str]) -> str:
@@ -146,14 +146,14 @@ CELLS = {"count": count_cell, "draw": draw_cell, "parts": parts_cell, "plan": pl
 
 
 def show(value: Any) -> str:
-    if hasattr(value, "checks"):  # of af.check
+    if hasattr(value, "checks"):  # a report of af.check
         passed = [check.name for check in value.checks if check.result == "passed"]
         return f"{len(passed)} checks pass ({', '.join(passed)}), {len(value.failures)} fail"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else f"`{value}`"
 
 
 def size(name: str) -> str:
-    """Parameters, and in parentheses as published."""
+    """Number of parameters, and the published number in parentheses."""
     from anyformer import families
     from anyformer.counting import count
 
@@ -187,14 +187,14 @@ def plain(text: str) -> str:
 
 
 def is_quoted(result: str) -> bool:
-    """Whether the page that a result links to has its words."""
+    """Whether the page that a result links to contains its words."""
     match = QUOTATION.fullmatch(result)
     page = plain((DOCS / match[2]).read_text("utf-8")) if match else ""
     return match is not None and all(piece in page for piece in plain(match[1]).split(" ... "))
 
 
 def fill(text: str, words: str = "") -> str:
-    """The page with new results, of rows with these words in their command."""
+    """Return the page with new results in all rows whose command contains `words`."""
     found = {row: row._replace(result=(words in row.command and result(row)) or row.result) for row in rows(text)}
     return "\n".join(str(found[Row(*(cell or "" for cell in match.groups()))]) if (match := ROW.match(line)) else line
                      for line in text.split("\n"))  # fmt: skip

@@ -20,16 +20,16 @@ REPO = Path(__file__).resolve().parents[1]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a pool of compilers imports torch in each of them
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # every process of a compiler pool would import torch
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is not None:
         torch.set_num_threads(1)
-        # two processes that compile into one cache can read each other's half-written files
+        # processes that share a compiler cache can read each other's half-written files
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"anyformer-inductor-{worker}")
 
 
-# xdist tells its scheduler of groups by writing them into node ids, which pytest 9.2 keeps as they are: a worker writes
-# them down instead, for the process that distributes.
+# xdist passes groups to its scheduler by changing node ids, but pytest 9.2 ignores the change. So a worker writes the
+# groups to this file, and the scheduler reads it.
 GROUPS = Path(tempfile.gettempdir()) / f"anyformer-groups-{os.getpid()}.json"
 
 
@@ -49,7 +49,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """What a group makes once is made by one worker; tests that are in no group are in that of their file."""
+    """Run all tests of a group in one worker, so that they share fixtures. Other tests are grouped by file."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByGroupOrFile(LoadScopeScheduling):
@@ -60,12 +60,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return self.groups.get(nodeid) or nodeid.partition("::")[0]
 
-    config.option.loadscopereorder = False  # the order below, not that of how many tests a file has
+    config.option.loadscopereorder = False  # use the order below instead of sorting by number of tests
     return ByGroupOrFile(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
-# What takes a worker longest begins first, and the many short groups of families come last: then no worker waits long
-# for another at the end. Seconds of the processor are in docs/results/quickstart.md.
+# The slowest files run first and the many short groups of families last, so that all workers finish at about the same
+# time. CPU seconds are listed in docs/results/quickstart.md.
 LONGEST = tuple(f"tests/{name}.py" for name in (
     "train/test_parallel", "test_docs", "train/test_recipes", "train/test_resume", "train/test_trainer", "lab/test_lab",
     "lab/test_narang_table", "test_swapping", "families/test_config", "cli/test_cli", "weights/test_pickled_weights",
@@ -86,7 +86,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """Modules and tests stay to the end: Python does not look through them again and again for what is unused."""
+    """Exclude modules and tests from garbage collection: they are needed until the end."""
     gc.disable()
     try:
         return (yield)
@@ -97,14 +97,14 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Slow cases that `-m "not slow"` would leave out at the end are not made: they are as many as the others."""
+    """Do not create slow cases that `-m "not slow"` would deselect: half of all cases are slow."""
     if not metafunc.config.getoption("markexpr").startswith("not slow"):
         return
     for parametrized in metafunc.definition.iter_markers("parametrize"):
         values = parametrized.args[1] if len(parametrized.args) > 1 else None
         if isinstance(values, list) and not isinstance(parametrized.kwargs.get("ids"), list | tuple):
             slow = [any(mark.name == "slow" for mark in getattr(value, "marks", ())) for value in values]
-            if not all(slow):  # of nothing pytest would make a test that is skipped
+            if not all(slow):  # without values, pytest would create a skipped test
                 values[:] = [value for value, later in zip(values, slow, strict=True) if not later]
 
 
@@ -121,7 +121,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """What tests counted by `record_property("tally", {...})`, added up over all workers."""
+    """Print the sums of `record_property("tally", {...})` over all workers."""
     total: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
@@ -134,17 +134,17 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _own_draws(request: pytest.FixtureRequest) -> None:
-    """What a test draws depends on its name alone, not on the tests that ran before it in the same process."""
-    number = zlib.crc32(request.node.nodeid.encode())
-    # torch.manual_seed writes the whole stack down for a GPU that is not there
-    (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(number)
+def _seed_by_name(request: pytest.FixtureRequest) -> None:
+    """Seed torch with the test's name, so that random numbers do not depend on the tests that ran before."""
+    seed = zlib.crc32(request.node.nodeid.encode())
+    # without a GPU, torch.manual_seed is slow: it formats a stack trace for the lazy CUDA call
+    (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(seed)
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Real data sets: beside the checkout, or copied into it (a machine that receives the checkout alone)."""
+    """The folder of real data sets: next to the checkout, or in it (on a machine that received only the checkout)."""
     for data in (REPO.parent / "shared" / "data", REPO / "shared" / "data"):
         if data.is_dir():
             return data
-    pytest.skip("needs the data folder shared/data beside the checkout")
+    pytest.skip("needs the data folder shared/data next to the checkout")

@@ -1,4 +1,4 @@
-"""Small mistakes that a person may make in Python: all that a file has room for, and the file with one of them."""
+"""Lists the small mistakes that a person could make in a Python file, and applies one of them to its source."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ NO_SWAP = (
     "equal",
     "suppress",
     *NAMED,
-)  # or the order says nothing
-SILENT = (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom)  # what is said, not what is done
+)  # functions whose first two arguments are not swapped: that would always fail, or change nothing
+SILENT = (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom)  # nodes that compute nothing
 UNREAD = ("annotation", "returns", "decorator_list", "type_params")
 
 
 @dataclasses.dataclass(frozen=True)
 class Mistake:
-    file: str  # below src/anyformer
+    file: str  # path relative to src/anyformer
     first: int  # lines
     last: int
     start: int  # bytes
     end: int
     old: str
     new: str
-    line: str  # the first line as it stands
+    line: str  # the original first line
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -56,8 +56,8 @@ class Mistake:
         return source[: self.start] + self.new.encode() + source[self.end :]
 
     def function(self, source: bytes, path: Path) -> types.CodeType | None:
-        """With the mistake, the function in whose body it is, as a module at `path` has it; None where it is in none:
-        what a class or a module does, or a default."""
+        """Return the code of the function that contains the mistake, compiled with it for the module at `path`. None if
+        the mistake is not in the body of a function (module level, class level or a default value)."""
         for node in functions(ast.parse(source).body):
             if node.lineno < node.body[0].lineno <= self.first and self.last <= node.end_lineno:
                 first = min(each.lineno for each in (node, *node.decorator_list))
@@ -66,7 +66,7 @@ class Mistake:
         return None
 
     def definitions(self, source: bytes) -> set[str]:
-        """The names of the functions and classes around it; of a Part's module, the name of the Part."""
+        """Names of the functions and classes that contain the mistake; for the module of a Part, the Part's name."""
         kinds = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
         around = (node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds))
         names = {node.name for node in around if node.lineno <= self.first and self.last <= node.end_lineno}
@@ -79,16 +79,16 @@ def mistakes(file: str, source: bytes) -> list[Mistake]:
     for line in lines:
         begins.append(begins[-1] + len(line))
     found = []
-    for node in doing(ast.parse(source)):
+    for node in computing_nodes(ast.parse(source)):
         start, end = begins[node.lineno - 1] + node.col_offset, begins[node.end_lineno - 1] + node.end_col_offset
         old, line = source[start:end].decode(), lines[node.lineno - 1].decode().strip()
-        for new in others(node):
+        for new in replacements(node):
             found.append(Mistake(file, node.lineno, node.end_lineno, start, end, old, new, line))
     return found
 
 
 def functions(body: list[ast.stmt]) -> Iterator[Any]:
-    """Those of a module and of its classes."""
+    """Yield the functions of a module and the methods of its classes."""
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
@@ -103,18 +103,18 @@ def codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from codes(each)
 
 
-def doing(node: ast.AST) -> Iterator[Any]:
-    """The nodes that decide what is done: no types, no messages, no docstrings."""
+def computing_nodes(node: ast.AST) -> Iterator[Any]:
+    """Yield the nodes that affect the result: no types, messages or docstrings."""
     for name, value in ast.iter_fields(node):
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST) and name not in UNREAD and not isinstance(child, SILENT):
                 if hasattr(child, "lineno"):
                     yield child
-                yield from doing(child)
+                yield from computing_nodes(child)
 
 
-def others(node: Any) -> Iterator[str]:
-    """What may stand there by mistake."""
+def replacements(node: Any) -> Iterator[str]:
+    """Yield wrong code that could replace a node."""
 
     def with_values(change: Callable[[Any], Any]) -> str:
         twin = copy.deepcopy(node)

@@ -1,22 +1,22 @@
-"""Small mistakes, put into a copy of the sources one at a time: which of them does no test see?
+"""Mutation testing: put small mistakes into a copy of the sources, one at a time, and list those that no test finds.
 
     python tests/mutants.py --number 150 --seed 0 --jobs 2
     python tests/mutants.py --only generation/beams.py --number 20
     python tests/mutants.py --only runtime/state.py:171            every mistake on that line
-    python tests/mutants.py --areas media --seed 2         other sources, with their own tests
+    python tests/mutants.py --areas media --seed 2         different sources and their tests
     python tests/mutants.py --areas wide --nearest --seed 6        only the tests nearest to each file
 
-First every test runs as it is, once, and the lines that it runs are written down. A mistake is then tried by the tests
-that run its lines, quickest first, up to the first that fails; then by those that run anything of the file (defaults,
-what a test before it has kept, what another process runs). At the end the tests that failed run once more without a
-mistake. A mistake that changes nothing stands with the reason in mutants.toml.
+First, every test runs once without mistakes to record the lines that it runs. Then each mistake is tried with the tests
+that run its lines, the fastest first, until one fails; then with tests that run other lines of the file (the mistake
+may be in a default, a cached value or code that a subprocess runs). At the end, the tests that failed run again without
+a mistake. Mistakes that change nothing are listed with the reason in mutants.toml.
 
-With --nearest no lines are recorded: a mistake is tried by the tests that mirror, import or mention its module, until
-they have used the budget. A run takes minutes instead of hours, and some survivors are seen by tests further away.
+With --nearest, no lines are recorded: a mistake is tried with the tests that mirror, import or mention its module until
+the budget is used. A run takes minutes instead of hours, but tests in other places may find some of the survivors.
 
-Every test process is a fork of one that has imported torch and transformers, and imports anyformer from the copy; where
-the mistake is in the body of a function, of one that has imported the tests as well, in which the function gets other
-code. What is found is kept in the temporary folder until the sources change, so that a run that was stopped goes on.
+Every test process is a fork of a process that has imported torch and transformers, and imports anyformer from the copy.
+For a mistake in the body of a function, the parent has also imported the tests, and the fork replaces the function's
+code. Results are kept in the temporary folder until the sources change, so that a stopped run can continue.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ MEDIA_FAMILIES = (
     "reka", "reserve", "resnet", "shared/speech", "shared/vision", "swin", "swinv2", "torchaudio_conformer", "vatt",
     "vit", "wav2vec2", "wav2vec2_conformer", "whisper",
 )  # fmt: skip
-# for each area: what files of src/anyformer begin with, and the tests that are run
+# area -> (prefixes of files in src/anyformer, tests to run)
 AREAS = {
     "core": (
         ("generation/", "train/", "objectives/", "runtime/state.py", "weights/rules.py"),
@@ -109,14 +109,14 @@ AREAS = {
         ("tests/**/test_*.py",),
     ),
 }  # fmt: skip
-# what compilers or other processes run cannot be watched: these are the tests of these files, whatever the line
+# code that runs in compilers or subprocesses cannot be traced: source file -> its tests, for every line
 OWN = {"generation/fast.py": "tests/generation/test_fast.py", "train/parallel.py": "tests/train/test_parallel.py",
        "train/shard.py": "tests/train/test_parallel.py"}  # fmt: skip
 FEW = " and ".join((
-    # of all families a decoder and a pair; nothing compiled, which costs many seconds a test, and no real data
+    # only one decoder and one encoder-decoder family; no compiled tests, which take many seconds each; no real data
     "(not test_generation or GPT2LMHeadModel or T5ForConditionalGeneration)",
     "not compil and not one_graph and not g5 and not test_real_data and not test_recipes",
-    # of what all families are held to, those of pictures and sound; of loading, outputs and files; of counts, published
+    # tests of all families: only image and audio families; of loading: outputs and files; of counts: published sizes
     "(not (test_loading or test_config or test_counts) or say_why or pictures_are_read or autoencoder or clip"
     " or conformer or deit or dit- or dittransformer or limoe or llava or parakeet or perceiver or reserve or resnet"
     " or swin or vatt or vit or wav2vec2 or whisper)",
@@ -124,22 +124,22 @@ FEW = " and ".join((
     "not one_layer_of_each and not rows_keep_the_lines and not every_row_learns",
 ))  # fmt: skip
 IMPORTED = ("torch", "torch._dynamo", "transformers", "transformers.generation", "tokenizers", "numpy", "matplotlib")
-KEPT = Path(tempfile.gettempdir()) / "anyformer-mutants"  # which lines each test runs, and what was tried
+KEPT = Path(tempfile.gettempdir()) / "anyformer-mutants"  # lines that each test runs, and outcomes of mistakes
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "ANYFORMER_FAST": "99"}
-TOLD = os.fdopen(os.dup(2), "w", buffering=1)  # stderr, also where tests run
+STDERR = os.fdopen(os.dup(2), "w", buffering=1)  # still open in forks that redirect stderr
 
 # -- tests, in forks --------------------------------------------------------------------------------------------------
 
 
 class Work:
-    """Tests to run in a copy, in a process of their own: one round of them after another, until one fails."""
+    """Tests to run in a copy of the repository and a separate process, round after round until a test fails."""
 
-    seconds = 900.0  # of the processor
-    patience = 1800.0  # on the clock: what waits for ever takes no processor
+    seconds = 900.0  # CPU time limit
+    patience = 1800.0  # wall time limit: a process that waits uses no CPU time
     rounds: list[list[str]]
 
     def begin(self, place: Path) -> None:
-        self.failed = place.parent / "failed"  # a line for each test that does
+        self.failed = place.parent / "failed"  # names of failed tests, one per line
         self.failed.write_text("")
 
     def done(self, place: Path, code: int) -> None:
@@ -152,7 +152,7 @@ class Work:
             return child
         code = 1
         try:
-            os.setsid()  # so that it can be killed with all that it starts
+            os.setsid()  # so that it can be killed together with its subprocesses
             resource.setrlimit(resource.RLIMIT_CPU, (int(self.seconds), int(self.seconds)))
             null = os.open(os.devnull, os.O_RDWR)
             for handle in (0, 1, 2):
@@ -160,7 +160,7 @@ class Work:
             os.chdir(place)
             os.environ["PYTHONPATH"] = str(place / "src")
             sys.path.insert(0, str(place / "src"))
-            tempfile.tempdir = str(place.parent)  # what tests leave behind goes with the copy
+            tempfile.tempdir = str(place.parent)  # temporary files are deleted with the copy
             plain = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={place.parent / 'scratch'}"]
             plain += ["-m", "not slow and not real", "-k", FEW]
             for tests in self.rounds:
@@ -178,7 +178,7 @@ class Work:
 
 
 def run(places: Sequence[Path], works: Iterable[Work]) -> None:
-    """All of it, as much at once as there are copies."""
+    """Run all works, one per copy at the same time."""
     waiting, free, running = [*works][::-1], [*places], dict[int, tuple[Work, Path, float]]()
     try:
         while waiting or running:
@@ -195,20 +195,20 @@ def run(places: Sequence[Path], works: Iterable[Work]) -> None:
                     work.done(place, os.waitstatus_to_exitcode(status))
                     free.append(place)
             time.sleep(0.05)
-    finally:  # also where this is stopped
+    finally:  # also after an interrupt
         for child in running:
             os.killpg(child, signal.SIGKILL)
 
 
 class Trace(Work):
-    """Which lines each test of a file runs: a line of JSON for each that passes, with its seconds."""
+    """Records the lines that each test of a file runs: one line of JSON per passed test, with its seconds."""
 
-    ENOUGH = 100  # calls of a function in which no new line runs: it is not watched any more in this test
+    ENOUGH = 100  # stop tracing a function in a test after this many calls without a new line
 
     def __init__(self, file: str, kept: Path) -> None:
         self.rounds, self.kept, self.half = [[file]], kept, kept.with_suffix(f".{os.getpid()}")
         self.lines: set[tuple[str, int]] = set()
-        self.calls: dict[int, int] = {}  # of each code object, since its last new line
+        self.calls: dict[int, int] = {}  # id of a code object -> calls since its last new line
         self.passed = False
 
     def begin(self, place: Path) -> None:
@@ -239,7 +239,7 @@ class Trace(Work):
             self.passed = report.passed
 
     def called(self, frame: Any, event: str, argument: Any) -> Any:
-        """Functions alone: what a module runs when it is imported is no one test's."""
+        """Trace only functions: code that runs at import does not belong to a single test."""
         code = frame.f_code
         if not code.co_flags & inspect.CO_OPTIMIZED or not code.co_filename.startswith(self.prefix):
             return None
@@ -263,8 +263,8 @@ def where(code: types.CodeType) -> tuple[str, int, str]:
 
 
 def traces(places: Sequence[Path], patterns: Iterable[str]) -> list[tuple[str, float, dict[str, list[int]]]]:
-    """(test, seconds, {file: lines}) of every test that passes, quickest first."""
-    copy = places[0]  # tests may be written meanwhile
+    """Return (test, seconds, {file: lines}) for every test that passes, the fastest first."""
+    copy = places[0]  # the repository may change during the run
     files = sorted({*(path for test in patterns for path in copy.glob(test))} - {copy / test for test in OWN.values()})
     kept = [KEPT / f"{digest([*sources(copy), path], copy)}.jsonl" for path in files]
     run(places, [Trace(str(a.relative_to(copy)), b) for a, b in zip(files, kept, strict=True) if not b.exists()])
@@ -272,7 +272,7 @@ def traces(places: Sequence[Path], patterns: Iterable[str]) -> list[tuple[str, f
 
 
 def tests_that_run(mistake: Mistake, known: list[Any], budget: float) -> tuple[list[str], float]:
-    """As many of the quickest tests that run the lines of a mistake as take `budget` seconds, and what they take."""
+    """Return the fastest tests that run the lines of a mistake, up to `budget` seconds, and their total seconds."""
     lines, spent = {*range(mistake.first, mistake.last + 1)}, 0.0
     of_file = [(test, cost, ran[mistake.file]) for test, cost, ran in known if mistake.file in ran]
     tests: list[str] = []
@@ -285,8 +285,8 @@ def tests_that_run(mistake: Mistake, known: list[Any], budget: float) -> tuple[l
 
 
 def nearest_tests(file: str, tests: dict[str, str], most: int = 12) -> list[str]:
-    """The names of the `most` files of `tests` ({name: text}) that are nearest to a source file, nearest first: named
-    after it, importing it, importing a module that imports it or named after that, mentioning what it defines."""
+    """Return at most `most` of the files in `tests` ({name: text}), those closest to a source file first. A test is
+    close if it is named after the file or one of its users, imports one of them, or mentions a name of the file."""
     *folders, stem = Path(file).with_suffix("").parts
     tree = ast.parse((REPO / SOURCES / file).read_text()).body
     defined = {stem, *(node.name for node in tree if isinstance(node, ast.FunctionDef | ast.ClassDef))}
@@ -296,10 +296,10 @@ def nearest_tests(file: str, tests: dict[str, str], most: int = 12) -> list[str]
 
     def nearness(test: str) -> float:
         text, name, imported = tests[test], Path(test).stem, imports(tests[test], file)
-        near = 2 * imported + sum(1 / counts[name] for name in words_of(text) & defined)  # rare names say most
+        near = 2 * imported + sum(1 / counts[name] for name in words_of(text) & defined)  # rare names count more
         near += 0.5 * any(imports(text, user) for user in users) + 2 * (name in named_after_users)
-        beside = Path(test).parts[1] == ("train" if folders[0] == "recipes" else folders[0])
-        return near + 0.5 * (beside and near > 0) + 4 * (name == f"test_{stem}" and (imported or beside))
+        same_folder = Path(test).parts[1] == ("train" if folders[0] == "recipes" else folders[0])
+        return near + 0.5 * (same_folder and near > 0) + 4 * (name == f"test_{stem}" and (imported or same_folder))
 
     near = {test: nearness(test) for test in tests}
     return [test for test in sorted(near, key=near.__getitem__, reverse=True) if near[test]][:most]
@@ -311,14 +311,14 @@ def words_of(text: str) -> set[str]:
 
 
 def mentions(item: Any, names: Iterable[str]) -> bool:
-    """Whether a test or the name of its file has one of these names in it."""
+    """Whether the source or the id of a test contains one of these names."""
     text = f"{item.nodeid} {inspect.getsource(item.obj)}".lower()
     return any(name.lower() in text for name in names)
 
 
 @functools.cache
 def imports(text: str, file: str) -> bool:
-    """Whether a Python text imports a file of src/anyformer."""
+    """Whether Python code imports a file of src/anyformer."""
     module, _, name = ".".join(("anyformer", *Path(file).with_suffix("").parts)).rpartition(".")
     if name not in words_of(text):
         return False
@@ -327,20 +327,20 @@ def imports(text: str, file: str) -> bool:
 
 
 class Clock:
-    """CPU seconds of tests: at most `budget` for all, and a third of it for those of one file."""
+    """Limits the CPU seconds of tests: `budget` for all tests, a third of it for the tests of one file."""
 
     def __init__(self, budget: float) -> None:
         self.budget, self.file, self.now = budget, "", 0.0
         self.spent = collections.defaultdict[str, float](float)
 
     def turn(self, file: str) -> None:
-        """What is spent from here on is spent on a file."""
+        """Start to count time for `file`."""
         before, self.now = self.now, time.process_time()
         self.spent[self.file] += self.now - before
         self.file = file
 
     def allows(self, item: Any) -> bool:
-        """Whether there is time for a test. Fixtures of tests that had none to run are not kept for them."""
+        """Whether there is time for a test. Also tears down fixtures that it does not need."""
         self.turn(file_of(item.nodeid))
         if sum(self.spent.values()) - self.spent[""] > self.budget or self.spent[self.file] > self.budget / 3:
             return False
@@ -349,7 +349,7 @@ class Clock:
 
 
 class Try(Work):
-    """The tests that may see a mistake, up to the first that does, until they have taken `budget` CPU seconds."""
+    """Runs the tests that may find a mistake until one fails or `budget` CPU seconds are used."""
 
     outcome = "survived"
     seen_by: Sequence[str] = ()
@@ -357,17 +357,17 @@ class Try(Work):
     def __init__(self, mistake: Mistake, tests: list[str], seconds: float, place: Path, budget: float) -> None:
         self.mistake, self.tests, self.seconds, self.clock = mistake, tests, seconds, Clock(budget)
         self.digest = digest({place / file_of(test) for test in self.tests}, place)
-        # to read one file of tests takes a second, and it is nearly always enough
+        # the first round has only one file: importing it takes a second, and a test in it usually fails
         first = [test for test in self.tests if file_of(test) == file_of(self.tests[0])]
         rounds = first, [test for test in self.tests if test not in first]
         self.rounds = [["-x", *tests] for tests in rounds if tests]
 
     def pytest_collection_finish(self) -> None:
-        self.clock.turn("")  # to read the tests takes none of the budget
+        self.clock.turn("")  # do not count the time of collecting tests
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: Any) -> bool | None:
-        return None if self.clock.allows(item) else True  # True: the test does not run
+        return None if self.clock.allows(item) else True  # True skips the test
 
     def begin(self, place: Path) -> None:
         super().begin(place)
@@ -385,16 +385,16 @@ class Try(Work):
         with tried().open("a") as file:
             line = self.mistake.start, str(self.mistake), self.outcome, self.seen_by, self.digest
             file.write(json.dumps(line) + "\n")
-        print(f"{self.outcome}: {self.mistake}", file=TOLD)
+        print(f"{self.outcome}: {self.mistake}", file=STDERR)
 
     def write(self, place: Path, source: bytes) -> None:
         path = place / SOURCES / self.mistake.file
         path.write_bytes(source)
-        for old in (path.parent / "__pycache__").glob(f"{path.stem}.*"):  # times and sizes may be the same
+        for old in (path.parent / "__pycache__").glob(f"{path.stem}.*"):  # time and size of the source may be equal
             old.unlink()
 
     def known(self) -> bool:
-        """Whether it was tried before: what no test saw is tried again when there are other tests."""
+        """Whether the outcome is known from an earlier run. Survivors are tried again if the tests have changed."""
         lines = map(json.loads, tried().read_text().splitlines())
         before = {(start, what): rest for start, what, *rest in lines}
         outcome, seen_by, tests = before.get((self.mistake.start, str(self.mistake)), ("", (), ""))
@@ -405,9 +405,9 @@ class Try(Work):
 
 
 class Sieve(Work):
-    """Mistakes in the bodies of functions, each in a fork of one process that has imported what the tests import: the
-    function gets the code with the mistake, and nothing is imported again. What it cannot try, or no test sees, is
-    left."""
+    """Tries mistakes in the bodies of functions, each in a fork of a process that has imported the tests: the fork
+    replaces the code of the function, without importing anything again. Mistakes that it cannot try and survivors keep
+    no outcome and are tried by `Try`."""
 
     seconds, patience = 1e6, math.inf
 
@@ -425,7 +425,7 @@ class Sieve(Work):
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: Any) -> bool:
         functions: dict[tuple[str, int, str], list[types.FunctionType]] = {}
-        gc.unfreeze()  # conftest.py keeps what was imported out of sight
+        gc.unfreeze()  # undo gc.freeze in conftest.py
         for each in gc.get_objects():
             if isinstance(each, types.FunctionType):
                 functions.setdefault(where(each.__code__), []).append(each)
@@ -441,17 +441,17 @@ class Sieve(Work):
                 work.begin(self.place)
                 tests = [item for test in work.tests for item in items.get(test, ())]
                 names = work.mistake.definitions((REPO / path).read_bytes())
-                if work.clock.budget < math.inf:  # there may be no time for all tests
+                if work.clock.budget < math.inf:  # run the most relevant tests first
                     near = {item for test in work.tests[:3] for item in items.get(test, ())}
                     named = {item for item in tests if mentions(item, names)}
                     tests.sort(key=lambda item, near=near, named=named: (item not in near) + (item not in named))
                 code = self.run_changed(work, tests, same, new)
-                # where no test fails, one may once the function has run as what is imported says
+                # a survivor is tried again by `Try`: the function may have run during the import
                 work.done(self.place, code) if code not in (0, 2) else work.undo(self.place)
         return True
 
     def run_changed(self, work: Try, tests: Sequence[Any], functions: Sequence[Any], code: types.CodeType) -> int:
-        """1 where a test fails, 0 where none does, 2 where they could not be run."""
+        """Return 1 if a test fails, 0 if all pass, 2 if the tests could not run."""
         child, limit = os.fork(), time.monotonic() + work.patience
         if child:
             while not (ended := os.waitpid(child, os.WNOHANG))[0]:
@@ -476,7 +476,7 @@ class Sieve(Work):
 
 
 class Control(Work):
-    """Tests that saw a mistake, where there is none."""
+    """Runs the tests that found mistakes on the unchanged sources, where they must pass."""
 
     def __init__(self, tests: Iterable[str]) -> None:
         self.rounds, self.wrong = [sorted(tests)], list[str]()
@@ -485,7 +485,7 @@ class Control(Work):
         self.wrong = self.failed.read_text().splitlines() or [f"pytest ended with {code}"] * bool(code)
 
 
-# -- the whole --------------------------------------------------------------------------------------------------------
+# -- the command ------------------------------------------------------------------------------------------------------
 
 
 def sources(checkout: Path = REPO) -> list[Path]:
@@ -499,18 +499,18 @@ def digest(files: Iterable[Path], checkout: Path = REPO) -> str:
 
 @functools.cache
 def tried() -> Path:
-    """What was tried in these sources, a line of JSON for each mistake."""
+    """The file of outcomes for these sources: one line of JSON per mistake."""
     return KEPT / f"{digest(sources())}.tried"
 
 
 def unneeded(folder: str, names: list[str]) -> set[str]:
-    """What of a folder of the checkout no test needs; `shared` and `docs` are also names of folders further down."""
+    """Names in a folder of the checkout that no test needs. `shared` and `docs` only count at the top level."""
     outer = ("runs", "shared", "docs", "build", "dist") if Path(folder) == REPO else ()
     return {name for name in names if name == "__pycache__" or name.startswith(".") or name in outer}
 
 
 def drawn(only: Sequence[str], number: int, seed: int) -> list[Mistake]:
-    """A sample of all mistakes in these places; of a line, all."""
+    """Return a random sample of the mistakes in these files, or all mistakes of a line (PATH:LINE)."""
     found = dict[Mistake, None]()
     for place in only:
         start, _, line = place.partition(":")
@@ -541,15 +541,15 @@ def tries(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--number", type=int, default=150, help="how many mistakes (150)")
-    parser.add_argument("--seed", type=int, default=0, help="which (0)")
-    parser.add_argument("--jobs", type=int, default=2, help="how many at once (2)")
-    parser.add_argument("--areas", nargs="+", choices=AREAS, default=["core"], help="sources and their tests (core)")
-    parser.add_argument("--tests", metavar="FILE", nargs="+", help="instead of those of the areas")
-    parser.add_argument("--only", metavar="PATH[:LINE]", action="append", help="below src/anyformer")
-    parser.add_argument("--budget", type=float, default=10, help="seconds of tests for one mistake (10)")
-    parser.add_argument("--nearest", action="store_true", help="only the nearest tests; records no lines first")
-    parser.add_argument("--list", action="store_true", help="the mistakes alone")
+    parser.add_argument("--number", type=int, default=150, help="number of mistakes (default: 150)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample (default: 0)")
+    parser.add_argument("--jobs", type=int, default=2, help="number of processes (default: 2)")
+    parser.add_argument("--areas", nargs="+", choices=AREAS, default=["core"], help="sources and tests (default: core)")
+    parser.add_argument("--tests", metavar="FILE", nargs="+", help="run these tests instead")
+    parser.add_argument("--only", metavar="PATH[:LINE]", action="append", help="a path in src/anyformer")
+    parser.add_argument("--budget", type=float, default=10, help="seconds of tests per mistake (default: 10)")
+    parser.add_argument("--nearest", action="store_true", help="run only the closest tests; do not record lines")
+    parser.add_argument("--list", action="store_true", help="only list the mistakes")
     options = parser.parse_args()
     files, tests = ([name for area in options.areas for name in AREAS[area][i]] for i in (0, 1))
     tests = options.tests or tests
@@ -571,12 +571,12 @@ def main() -> int:
     tried().touch()
     with tempfile.TemporaryDirectory(prefix="anyformer-mutants-") as folder:
         places = [Path(folder) / str(n) / "copy" for n in range(options.jobs)]
-        for place in places:  # what the tests need of the checkout
+        for place in places:
             shutil.copytree(REPO, place, ignore=unneeded)
         works = [*tries(sample, places, tests, options.budget, options.nearest)]
-        left = [work for work in works if work.tests and not work.known()]
-        run(places, [Sieve(left[n :: options.jobs]) for n in range(options.jobs) if left[n:]])
-        run(places, [work for work in left if not work.known()])
+        remaining = [work for work in works if work.tests and not work.known()]
+        run(places, [Sieve(remaining[n :: options.jobs]) for n in range(options.jobs) if remaining[n:]])
+        run(places, [work for work in remaining if not work.known()])
         control = Control({test for work in works if work.outcome == "seen" for test in work.seen_by})
         run(places, [control] if control.rounds[0] else [])
     same = tomllib.loads((REPO / "tests" / "mutants.toml").read_text()).get("same", [])
@@ -592,7 +592,7 @@ def main() -> int:
     for test in control.wrong:
         print(f"fails without a mistake: {test}")
     for file, line, *_ in gone:
-        print(f"explained, and not there any more: {file}: {line}")
+        print(f"explained in mutants.toml, but no longer in the sources: {file}: {line}")
     return int(bool(unknown or control.wrong or gone))
 
 

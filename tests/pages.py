@@ -7,12 +7,12 @@ cannot profit from what another page imported.
     ```python               runs; the blocks of a page share their names
     ```pycon                runs as a doctest
     ```bash                 commands
-    ```console              commands after `$ `, and below each what it shows
-    ```text                 right below a block that runs: what that shows; elsewhere words, never a command
+    ```console              commands after `$ `, each with its output below
+    ```text                 directly below a block that runs: its output; elsewhere: text without commands
     ```LANGUAGE title="F"   is written to the file F
 
-Before a block, `<!-- not run: REASON -->`. Anywhere, `<!-- given: NAMES -->`: what the page takes for granted. Commands
-that would take their time get words that make them small (SMALLER).
+`<!-- not run: REASON -->` before a block skips it. `<!-- given: NAMES -->` anywhere creates these files before the page
+runs. Slow commands get extra options that make them small (SMALLER).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SMALLER = {
 }
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 SOURCES = Path(__file__).resolve().parents[1] / "src"
-IMPORTED = (  # by the server: what takes long to import
+IMPORTED = (  # slow imports, done once by the server
     "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.nn.attention.flex_attention", "numpy", "tokenizers",
     "safetensors.torch", "huggingface_hub", "rich.progress", "matplotlib.pyplot", "PIL.Image", "sklearn.metrics",
     "transformers.pipelines", "transformers.generation", "accelerate",
@@ -64,11 +64,11 @@ class Block:
     title: str
     text: str
     comments: Mapping[str, str]
-    shows: str | None  # what the text block below it says
+    shows: str | None  # the output in the text block below it
 
 
 class Wrong(AssertionError):
-    """A block that does not do what its page says."""
+    """A block fails, or its output differs from the page."""
 
 
 def blocks(page: str, text: str) -> Iterator[Block]:
@@ -82,7 +82,7 @@ def blocks(page: str, text: str) -> Iterator[Block]:
         where = f"{page}:{text.count(chr(10), 0, match.start()) + 1}"
         if follows and not between.strip() and kind == "text":
             follows = False
-            continue  # told with the block above
+            continue  # it is `shows` of the block above
         comments = {name: " ".join(words.split()) for name, words in COMMENT.findall(between)}
         code = "".join(line.removeprefix(indent) for line in code.splitlines(keepends=True))
         title = (re.findall(r'title="(.+?)"', rest) or [""])[0]
@@ -91,7 +91,7 @@ def blocks(page: str, text: str) -> Iterator[Block]:
         shown = follows and below is not None and below[2] == "text" and not text[last : below.start()].strip()
         yield Block(where, kind, title, code, comments, below[4] if shown and below else None)
     if "not run" in dict(COMMENT.findall(text[last:])):
-        raise Wrong(f"{page}: a `not run` with no block behind it")
+        raise Wrong(f"{page}: `not run` without a block after it")
 
 
 class Reader:
@@ -100,7 +100,7 @@ class Reader:
     def __init__(self, server: Server, given: Mapping[str, Callable[[Path], object]]) -> None:
         self.server, self.given = server, given
         self.processes: dict[str, Process] = {}  # of the current page: "python" and "anyformer"
-        self.said: dict[str, str] = {}  # command -> its output
+        self.outputs: dict[str, str] = {}  # command -> its output
 
     def follow(self, page: str, text: str) -> None:
         for name in " ".join(words for kind, words in COMMENT.findall(text) if kind == "given").split():
@@ -128,7 +128,7 @@ class Reader:
 
     def do(self, block: Block) -> None:
         if not block.kind:
-            raise Wrong("a block without a language")
+            raise Wrong("the block has no language")
         if "not run" in block.comments:
             return
         if block.title:
@@ -136,15 +136,15 @@ class Reader:
         elif block.kind == "python":
             compare(block.shows, self.process("python").run(run_block, block.text, block.where))
         elif block.kind == "pycon":
-            if told := self.process("python").run(run_doctest, block.text, block.where):
-                raise Wrong(told)
+            if differences := self.process("python").run(run_doctest, block.text, block.where):
+                raise Wrong(differences)
         elif block.kind in ("bash", "console"):
             for line, wanted in commands(block):
                 compare(wanted, self.command(line, wanted))
         elif block.kind not in DATA:
-            raise Wrong(f"nothing runs a block of {block.kind}")
+            raise Wrong(f"blocks of {block.kind} are not supported")
         elif block.kind == "text" and COMMAND.search(block.text):
-            raise Wrong("what looks like a command must run, or say why it does not")
+            raise Wrong("a text block contains a command: use bash or console, or `<!-- not run: REASON -->`")
 
     def command(self, line: str, wanted: str | None = None) -> str:
         """Run a command and return its output. If `wanted` shows a user's mistake, the command must fail."""
@@ -159,31 +159,31 @@ class Reader:
             done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=sorting)
             code, out = done.returncode, done.stdout + done.stderr
         else:
-            raise Wrong(f"nothing here runs `{words[0]}`")
+            raise Wrong(f"the command `{words[0]}` is not supported")
         refusal = wanted is not None and wanted.startswith("anyformer: ")  # a page may show a mistake
         if code != (2 if refusal else 0):
             raise Wrong(f"`{line}` ended with {code}:\n{out}")
-        self.said[line] = out
+        self.outputs[line] = out
         return out
 
 
 def compare(wanted: str | None, out: str) -> None:
     if wanted is not None and not doctest.OutputChecker().check_output(wanted, out, doctest.ELLIPSIS):
-        raise Wrong(f"it says that this is shown:\n{wanted}\nand what is shown is:\n{out}")
+        raise Wrong(f"output of the page:\n{wanted}\nactual output:\n{out}")
 
 
 def commands(block: Block) -> Iterator[tuple[str, str | None]]:
-    """(command, what the page says it shows)"""
+    """Yield (command, output on the page)."""
     text = re.sub(r" *\\\n>? *", " ", block.text)
     if block.kind == "bash":
         lines = [line for line in text.splitlines() if shlex.split(line, comments=True)]
         if block.shows is not None and len(lines) != 1:
-            raise Wrong("of several commands, which shows this?")
+            raise Wrong("an output below several commands: use a console block")
         yield from ((line, block.shows) for line in lines)
         return
     first, *rest = re.split(r"^\$ ", text, flags=re.MULTILINE)
     if first or not rest:
-        raise Wrong("a console begins with `$ ` and a command")
+        raise Wrong("a console block must start with `$ ` and a command")
     for each in rest:
         line, _, wanted = each.partition("\n")
         yield line, wanted
@@ -289,7 +289,7 @@ def answer(pipe: Connection) -> None:
 
 @contextlib.contextmanager
 def shown() -> Iterator[io.StringIO]:
-    """Collects stdout and stderr."""
+    """Collect stdout and stderr."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         yield out

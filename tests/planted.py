@@ -1,4 +1,4 @@
-"""A model whose weights were written by hand: an induction circuit of two heads, and nothing else."""
+"""A model with hand-written weights: an induction circuit of two heads."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SHARP = 40.0
 
 
 def planted() -> Any:
-    """The stream is [token, place, token before, answer], one number each. Head 1 of layer 0 looks at the place before
-    and copies its token; head 0 of layer 1 looks where the token before is the present one, and answers what stands
-    there. The other two heads see everything alike and add nothing."""
+    """The residual stream is [token, position, previous token, answer], each one-hot. Head 1 of layer 0 attends to the
+    previous position and copies its token. Head 0 of layer 1 attends to positions whose previous token equals the
+    current token and copies their token to the answer. The other two heads attend uniformly and add nothing."""
     width, K = 3 * WORDS + PLACES, PLACES
     spec = DecoderModel(
         width=width, length=PLACES,
@@ -44,13 +44,13 @@ def planted() -> Any:
         model.embedding.position.weight[:, place] = torch.eye(PLACES)
         first, second = (layer.attention.op for layer in model.decoder.layers)
         one = slice(K, 2 * K)
-        first.q.weight[one, place] = SHARP * torch.eye(PLACES).roll(-1, 0)  # place p asks for p - 1
+        first.q.weight[one, place] = SHARP * torch.eye(PLACES).roll(-1, 0)  # position p attends to p - 1
         first.k.weight[one, place] = torch.eye(PLACES)
         first.v.weight[K : K + WORDS, token] = torch.eye(WORDS)
         first.o.weight[before, K : K + WORDS] = torch.eye(WORDS)
         second.q.weight[0:WORDS, token] = SHARP * torch.eye(WORDS)
         second.k.weight[0:WORDS, before] = torch.eye(WORDS)
-        second.k.weight[0:WORDS, WORDS] = -2  # before the first place stands nothing: it could only copy itself
+        second.k.weight[0:WORDS, WORDS] = -2  # never attend to the first position, which has no previous token
         second.v.weight[0:WORDS, token] = torch.eye(WORDS)
         second.o.weight[answer, 0:WORDS] = torch.eye(WORDS)
         model.head.out.weight[:, answer] = 10 * torch.eye(WORDS)

@@ -1,4 +1,4 @@
-"""Small things that the tests of parts share: filled modules, contexts, tolerances."""
+"""Helpers for tests of parts: modules with random parameters, contexts, comparisons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anyformer.specs.part import Part, Site
 
 
 def close(a: Tensor, b: Tensor, tolerance: float = 1e-6) -> None:
-    """The same shape and values, relative to the largest where that is above 1."""
+    """Assert equal shapes and values; the tolerance is relative to the largest value if that is above 1."""
     a, b = a.detach(), b.detach()
     assert a.shape == b.shape, f"{tuple(a.shape)} is not {tuple(b.shape)}"
     scale = max(1.0, float(b.abs().max())) if b.numel() else 1.0
@@ -21,7 +21,7 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-6) -> None:
 
 
 def made(part: Part, width: int, seed: int = 0, **site: Any) -> Any:
-    """The module of a part, every parameter random."""
+    """Build the module of a part and fill every parameter with random values."""
     return filled(part.build(Site(width=width, address="here", **site)), seed)
 
 
@@ -55,7 +55,8 @@ def context(length: int, *, is_token: Tensor | None = None, **more: Any) -> Cont
 
 
 def compiled_equals_eager(function: Any, *inputs: Any, tolerance: float = 1e-6) -> None:
-    """One graph without breaks, and the same answer, or list of answers: each graph takes a while to begin."""
+    """Assert that `function` compiles to one graph without breaks and returns the same tensor, or list of tensors.
+    Pass several cases as one list: each compilation takes a while."""
     torch._dynamo.reset()
     found, expected = torch.compile(function, fullgraph=True, backend="aot_eager")(*inputs), function(*inputs)
     for a, b in zip(found, expected, strict=True) if isinstance(expected, list) else [(found, expected)]:
@@ -63,7 +64,7 @@ def compiled_equals_eager(function: Any, *inputs: Any, tolerance: float = 1e-6) 
 
 
 class filled_with_nan:
-    """torch.empty gives NaN, so that what nobody fills shows."""
+    """Make torch.empty return NaN, so that values that nobody writes are noticed."""
 
     def __enter__(self) -> None:
         torch.use_deterministic_algorithms(True)

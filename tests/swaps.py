@@ -1,4 +1,4 @@
-"""Every kind of Part that fits a slot of a small model that writes, with values for its fields.
+"""Every kind of Part that fits a slot of a small causal model, with values for its fields.
 
 B batch, T tokens.
 """
@@ -27,13 +27,13 @@ from anyformer.stacks.sublayer import Sublayer
 
 T, V = 12, 40
 kinds()
-# the kinds that models are made of; runs and data are described by Parts too, where another test imported them
+# kinds of models; kinds of runs and data may also be registered, if a different test imported them
 MODELS = ("anyformer.parts.", "anyformer.stacks.", "anyformer.runtime.mask", "anyformer.models")
 OURS = {name: kind for name, kind in Part.kinds.items() if kind.__module__.startswith(MODELS)}
 TEXT = {"kind": "TextEmbedding", "tokens": {"kind": "Tokens", "vocab_size": V}}
 ATTENTION = {"kind": "Attention", "num_heads": 4, "mask": {"kind": "Causal"}}
 
-# one of every kind that a token may pass on its way, by the slot it fits; a kind that is missing here fails a test
+# slot -> kind -> fields, with every kind that processes tokens; a test fails if a kind is missing
 MASKS: dict[str, dict[str, Any]] = {
     "Full": {}, "Causal": {}, "Window": {"size": 3}, "Dilated": {"step": 2}, "Global": {"first": 2},
     "SameBlock": {"size": 4}, "Strided": {"stride": 3}, "Fixed": {"stride": 4}, "Axial": {"columns": 4},
@@ -133,7 +133,7 @@ SLOTS: dict[str, dict[str, dict[str, Any]]] = {
     "embedding.tokens": {"AdaptiveTokens": {"vocab_size": V, "widths": [8, 4], "cutoffs": [12]}},
     "decoder.layers.feedforward.op.router": ROUTERS, "decoder.layers.attention.op.features": FEATURES,
 }  # fmt: skip
-# before a slot can be filled, what it is in has to be there
+# slot -> changes that must be made before the slot can be filled
 GROUND: dict[str, dict[str, Any]] = {
     "decoder.layers.attention.op.scores.0": {"decoder.layers.attention.op.scores": [{"kind": "SoftCap"}]},
     "head.transform.norm": {"head.transform": {"kind": "Transform", "activation": "gelu", "norm": {"kind": "RMSNorm"}}},
@@ -144,7 +144,7 @@ GROUND: dict[str, dict[str, Any]] = {
     "decoder.layers.attention.op.left":
         {"decoder.layers.attention.op": {"kind": "BranchedConvolution", **OPS["BranchedConvolution"], "causal": True}},
 }  # fmt: skip
-NOT_FOR_TEXT = {  # of images and sound, or of a stack of another shape: those say "all" or stand in no text
+NOT_FOR_TEXT = {  # kinds for images and audio, or for stacks of a different shape
     "Stages", "Funnel", "Merge", "PatchEmbedding", "WaveformEmbedding", "ConvolutionStem", "SpecAugment", "Vectors",
     "GridBias", "SegmentedSinusoids", "ConvolutionAdapter", "Block", "Parallel", "Reversible", "Stack", "Sublayer",
     "Tokens", "Transform", "AxialRope",
@@ -160,7 +160,7 @@ SWAPS = [(slot, kind) for slot, kinds in SLOTS.items() for kind in kinds]
 
 
 def plain(**changes: Any) -> DecoderModel:
-    """A small model that writes, of plain parts."""
+    """Return the description of a small causal model with standard parts."""
     block = Block(
         attention=Sublayer(pre_norm=LayerNorm(), op=Attention(num_heads=4, mask=Causal())),
         feedforward=Sublayer(pre_norm=LayerNorm(), op=MLP(width=24)),
@@ -185,7 +185,7 @@ def text(seed: int = 0) -> Tensor:
 
 
 def stirred(spec: Model, seed: int = 0) -> Any:
-    """A model of random weights, also where it starts with zeros."""
+    """Build a model and add noise to all weights, including those initialised to zero."""
     model, generator = af.build(spec, seed=seed), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""A terminal in this process, for what a command shows only to one."""
+"""A pseudo-terminal in this process, for output that commands show only in a terminal."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 
 @contextlib.contextmanager
 def terminal(monkeypatch: pytest.MonkeyPatch, *streams: str) -> Iterator[list[bytes]]:
-    """These streams of `sys` are a terminal; what it was sent is complete when it is closed."""
+    """Replace these streams of `sys` by a terminal. The yielded list is complete when the context ends."""
     leader, follower = pty.openpty()
     shown: list[bytes] = []
 
-    def listen() -> None:  # all the time: a terminal that nobody reads is full after a few lines
-        with contextlib.suppress(OSError):  # the other end is closed
+    def listen() -> None:  # read in a thread: the terminal's buffer is full after a few lines
+        with contextlib.suppress(OSError):  # raised when the other end is closed
             while piece := os.read(leader, 65536):
                 shown.append(piece)
 

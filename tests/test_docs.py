@@ -1,4 +1,4 @@
-"""README, docs and examples do what they say: every block runs, in folders and processes of its page (`pages.py`)."""
+"""README, docs and examples are correct: every block runs, with one folder and process per page (`pages.py`)."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from pages import SMALLER, Reader, Server, Wrong, run_alone
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").glob("*.md"))]
 ALONE = [path for path in PAGES if path.parent.name != "tutorial" and path != ROOT / "README.md"]
-TUTORIAL = [path for path in PAGES if path.parent.name == "tutorial"]  # one goes on where the one before ended
+TUTORIAL = [path for path in PAGES if path.parent.name == "tutorial"]  # each page continues the previous one
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
-# -- what pages take for granted --------------------------------------------------------------------------------------
+# -- files that pages need --------------------------------------------------------------------------------------------
 
 
 def books(folder: Path) -> None:
@@ -62,7 +62,7 @@ def photos(folder: Path) -> None:
 
 
 def names(file: Path) -> None:
-    """Words with their tags, an empty line between sentences."""
+    """Words and their tags, with an empty line between sentences."""
     one = "Ada B-PER\nLovelace I-PER\nlives O\nin O\nLondon B-LOC\n. O\n\n"
     file.write_text(one + "Paul B-PER\nsees O\nNew B-LOC\nYork I-LOC\n\n" + one * 10)
 
@@ -87,7 +87,7 @@ def vit(folder: Path) -> None:
 
 
 def published(folder: Path, family: str, architecture: str, config: dict[str, Any]) -> None:
-    """A model as the hub has it, beside its vocabulary; tiny, with weights drawn by chance."""
+    """A tiny model in the layout of the hub, with its vocabulary and random weights."""
     spec = families.find(family).read({**config, "architectures": [architecture]})
     af.save(af.build(spec, seed=0), folder, format="hf")
 
@@ -119,7 +119,7 @@ def name_of(path: Path) -> str:
 
 
 def libraries(text: str) -> None:
-    """Skips where a page or script shows another library that is not installed."""
+    """Skip the test if the page or script uses a library that is not installed."""
     for name in re.findall(r"^(?:import|from) (transformers|lm_eval|peft)\b", text, re.MULTILINE):
         pytest.importorskip(name)
 
@@ -132,18 +132,18 @@ def test_every_block_of_a_page_runs(path: Path, reader: Reader) -> None:
 
 
 def test_the_first_screen_of_the_readme(reader: Reader) -> None:
-    """Three text files and two commands: a model that writes. A CSV and two commands: a classifier, whose exported
-    folder gives the same answers in transformers."""
+    """Three text files and two commands make a language model. A CSV file and two commands make a classifier, whose
+    exported folder gives the same results in transformers."""
     text = (ROOT / "README.md").read_text("utf-8")
     first = "\n".join(text.splitlines()[:40])
     assert "anyformer train --text books\nanyformer generate runs/books" in first
     assert "anyformer train --csv reviews.csv --label mood\nanyformer run classify runs/reviews" in first
     reader.follow("README.md", text)
-    assert reader.said['anyformer generate runs/books "It was"'].strip()
+    assert reader.outputs['anyformer generate runs/books "It was"'].strip()
     transformers = pytest.importorskip("transformers")
-    asked = ["What a lovely film!", "What a dull film"]
-    theirs = transformers.pipeline("text-classification", "exported", device="cpu", top_k=None)(asked)
-    for ours, other in zip(af.tasks.classify("runs/reviews", asked, top_k=0), theirs, strict=True):
+    texts = ["What a lovely film!", "What a dull film"]
+    theirs = transformers.pipeline("text-classification", "exported", device="cpu", top_k=None)(texts)
+    for ours, other in zip(af.tasks.classify("runs/reviews", texts, top_k=0), theirs, strict=True):
         assert {one["label"] for one in ours} == {"happy", "sad"}
         assert [one["label"] for one in ours] == [one["label"] for one in other]
         assert [one["score"] for one in ours] == pytest.approx([one["score"] for one in other], abs=1e-5)
@@ -152,13 +152,13 @@ def test_the_first_screen_of_the_readme(reader: Reader) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_two_commands_learn(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model and the batches as they are, a sixth of the steps: it knows more than how frequent each token is."""
+    """With a sixth of the steps, the loss is less than half the loss of token frequencies."""
     monkeypatch.setitem(SMALLER, "train", ["--set", "steps=60", "--set", "evaluate.every=60", "--device", "cpu"])
     books(Path("books"))
-    said = reader.command("anyformer train --text books")
+    output = reader.command("anyformer train --text books")
     assert reader.command('anyformer generate runs/books "It was"').strip()
-    unigram = float(re.findall(r"unigram (\S+),", said)[0])
-    assert float(re.findall(r"validation loss ([\d.]+)", said)[-1]) < unigram / 2, said
+    unigram = float(re.findall(r"unigram (\S+),", output)[0])
+    assert float(re.findall(r"validation loss ([\d.]+)", output)[-1]) < unigram / 2, output
 
 
 def test_the_tutorial_runs_from_its_first_page_to_its_last(reader: Reader) -> None:
@@ -176,7 +176,7 @@ def test_every_example_runs(path: Path, reader: Reader) -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_links_lead_somewhere(path: Path) -> None:
-    """Links between files; what stands in code is none."""
+    """Links between files exist; text in code blocks is not a link."""
     text = re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text("utf-8"), flags=re.DOTALL)
     missing = [
         link for link in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text)
@@ -188,17 +188,17 @@ def test_links_lead_somewhere(path: Path) -> None:
 # -- pages that are wrong ---------------------------------------------------------------------------------------------
 
 WRONG = {
-    "```python\nprint(1)\n```\n\n```text\n2\n```": "it says that this is shown:\n2",
+    "```python\nprint(1)\n```\n\n```text\n2\n```": "output of the page:\n2",
     "```python\nx = 1\n```\n```python\nassert x == 2\n```": "page.md:4: AssertionError",
     "```pycon\n>>> 1 + 1\n3\n```": "Expected:\n    3\nGot:\n    2",
     "```console\n$ anyformer zoo --family gpt3\n```": "ended with 2",
-    "```console\n$ anyformer --version\nanyformer 0\n```": "and what is shown is:\nanyformer ",
+    "```console\n$ anyformer --version\nanyformer 0\n```": "actual output:\nanyformer ",
     "```bash\nanyformer --version\nanyformer nothing\n```": "no verb 'nothing'",
-    "```bash\nmake test\n```": "nothing here runs `make`",
-    "```\nanyformer zoo\n```": "a block without a language",
-    "```text\nanyformer zoo\n```": "what looks like a command must run",
-    "```ruby\nputs 1\n```": "nothing runs a block of ruby",
-    "<!-- not run: why -->\n": "with no block behind it",
+    "```bash\nmake test\n```": "`make` is not supported",
+    "```\nanyformer zoo\n```": "no language",
+    "```text\nanyformer zoo\n```": "text block contains a command",
+    "```ruby\nputs 1\n```": "blocks of ruby are not supported",
+    "<!-- not run: why -->\n": "`not run` without a block",
     "  ```python\n  1 / 0\n  ```": "page.md:1: ZeroDivisionError",
 }
 
@@ -258,7 +258,7 @@ python own.py
 
 
 def test_a_page_starts_in_a_new_process(reader: Reader) -> None:
-    """The blocks of a page share a process; neither another page nor a command or a file shares it."""
+    """The blocks of a page share a process, which is not shared with other pages, commands or files."""
     for page in ("one.md", "two.md"):
         reader.follow(page, NEW_PROCESS)
 
@@ -270,7 +270,7 @@ GENERATE = ROOT / "docs" / "generate.py"
 
 @pytest.fixture(scope="module")
 def site() -> Any:
-    """The hook of mkdocs, without mkdocs."""
+    """The module with the mkdocs hooks."""
     module = importlib.util.spec_from_file_location("site_pages", GENERATE)
     assert module is not None and module.loader is not None
     found = importlib.util.module_from_spec(module)

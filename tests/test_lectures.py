@@ -1,4 +1,4 @@
-"""docs/lectures.md: every command runs in a small form; results are those of the command or of the linked page."""
+"""docs/lectures.md: every command runs in a small form; results equal the command's output or quote the linked page."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ ROWS = list(lectures.rows(lectures.PAGE.read_text("utf-8")))
 COMMANDS = {row.command: None for row in ROWS if row.command}
 TABLE = [command for command in COMMANDS if command.startswith("python ")]
 LAB = ["--form", "tiny", "--jobs", "1", "--device", "cpu"]
-HERE = ("--text", "--csv", "--tags")  # trainings whose data every machine has
+HERE = ("--text", "--csv", "--tags")  # trainings that need no downloaded data
 
 
 def smaller(command: str) -> list[str]:
-    """Words that make a command small. Trainings on data that may not be here show what they would do;
+    """Options that make a command small. Trainings that need data sets only run with --show here;
     tests/train/test_recipes.py runs them."""
     words = shlex.split(command) if command.startswith("anyformer ") else ["", ""]
     if {"--help", "--show"} & {*words}:
@@ -45,11 +45,11 @@ def smaller(command: str) -> list[str]:
 
 
 def marks(command: str) -> Any:
-    """Experiments are slow, as in tests/lab/test_lab.py, and so are all rows of Narang's table but one in ten, whose
-    counts tests/lab/test_narang_table.py has."""
-    rare = command in TABLE and TABLE.index(command) % 10 > 0
-    dear = rare or command.startswith(("anyformer lab run", "anyformer scale"))
-    return pytest.param(command, marks=pytest.mark.slow) if dear else command
+    """Mark experiments as slow (tests/lab/test_lab.py runs them), and all but every tenth row of Narang's table
+    (tests/lab/test_narang_table.py checks their counts)."""
+    table_row = command in TABLE and TABLE.index(command) % 10 > 0
+    slow = table_row or command.startswith(("anyformer lab run", "anyformer scale"))
+    return pytest.param(command, marks=pytest.mark.slow) if slow else command
 
 
 @pytest.mark.parametrize("command", [*map(marks, COMMANDS)])
@@ -62,10 +62,10 @@ def test_every_command_runs(command: str, tmp_path: Path, monkeypatch: pytest.Mo
             write(Path(name))
     if "runs/books" in command:
         lectures.run("anyformer train --text books", *SMALLER["train"])
-    own = [row for row in ROWS if row.command == command]
-    results = [lectures.result(row) for row in own]
-    assert [result or row.result for row, result in zip(own, results, strict=True)] == [row.result for row in own], (
-        "python docs/lectures.py writes the results anew"
+    rows = [row for row in ROWS if row.command == command]
+    results = [lectures.result(row) for row in rows]
+    assert [result or row.result for row, result in zip(rows, results, strict=True)] == [row.result for row in rows], (
+        "run python docs/lectures.py to update the results"
     )
     if None in results or command.startswith("anyformer lab"):  # it has not run yet
         lectures.run(command, *smaller(command))
@@ -75,13 +75,13 @@ def test_every_command_runs(command: str, tmp_path: Path, monkeypatch: pytest.Mo
 def test_every_row_has_a_result(row: Any) -> None:
     assert row.what and row.result
     if not row.command:
-        assert row.result.startswith("Impossible here: "), "a row without a command says why"
+        assert row.result.startswith("Impossible here: "), "a row without a command must give the reason"
     if "(results/" in row.result:
-        assert lectures.is_quoted(row.result), "the linked page says something else"
+        assert lectures.is_quoted(row.result), "the linked page does not contain this quotation"
 
 
 def test_the_page_has_what_there_is() -> None:
-    """Every experiment, and every family of the zoo."""
+    """The page contains every experiment and every family of the zoo."""
     assert len(ROWS) > 250
     assert {name for name in experiments() if f"anyformer lab run {name}" not in COMMANDS} == set()
     named = {word for command in COMMANDS for word in command.replace('"', " ").split()}

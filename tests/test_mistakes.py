@@ -1,5 +1,5 @@
-"""Mistakes in Python are one sentence that names what is wrong: ValueError or TypeError (FileNotFoundError where a file
-is not there), never what torch says from deep inside."""
+"""A user's mistake in Python raises ValueError, TypeError or FileNotFoundError with one line that names the wrong
+input, never an error from inside torch."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_what_the_mistakes_are_made_from_is_right(name: str) -> None:
     assert any(math.isfinite(value.item()) for key, value in model(name)(**GOOD[name]).items() if "loss" in key)
 
 
-# (model, what is given instead, the sentence)
+# (model, changed inputs, regular expression of the message)
 CALLS: list[tuple[str, dict[str, Any], str]] = [
     # ids
     ("writer", {"input_ids": ids.float()}, "input_ids.*integers.* got torch.float32"),
@@ -95,15 +95,15 @@ CALLS: list[tuple[str, dict[str, Any], str]] = [
     ("writer", {"input_ids": [[10**30]]}, "input_ids.*tensor, got a list"),
     ("writer", {"input_ids": "some text"}, "input_ids.*tensor, got a str"),
     ("writer", {"input_ids": ids[0]}, r"input_ids must be \(batch, tokens\).* got \(6,\)"),
-    ("writer", {"input_ids": ids[:, :0]}, r"at least one token, got \(2, 0\)"),
-    ("writer", {"input_ids": ids + V}, "token id .* is outside the vocabulary of 50"),
-    ("writer", {"input_ids": -ids}, "token id -16 is outside the vocabulary of 50"),
+    ("writer", {"input_ids": ids[:, :0]}, r"input_ids.*one token, got \(2, 0\)"),
+    ("writer", {"input_ids": ids + V}, r"token id \d+ .* 50"),
+    ("writer", {"input_ids": -ids}, "token id -16 .* 50"),
     ("pair", {"decoder_input_ids": ids.float()}, "decoder_input_ids.*integers"),
-    # vectors in their place
+    # embeddings instead of ids
     ("writer", {"input_ids": None, "inputs_embeds": torch.zeros(2, T, 25)}, r"\(batch, tokens, 24\), got \(2, 6, 25\)"),
     ("writer", {"input_ids": None, "inputs_embeds": torch.zeros(2, 24)}, r"\(batch, tokens, 24\), got \(2, 24\)"),
     ("writer", {"input_ids": None, "inputs_embeds": full(2, T, 24)}, "inputs_embeds.*floating-point"),
-    ("writer", {"inputs_embeds": torch.zeros(2, T, 24)}, "give exactly one of input_ids and inputs_embeds"),
+    ("writer", {"inputs_embeds": torch.zeros(2, T, 24)}, "one of input_ids and inputs_embeds"),
     ("letters", {"input_values": sound.long()}, "input_values.*floating-point"),
     # masks
     ("writer", {"attention_mask": one[:, 1:]}, r"attention_mask .*\(batch 2, 6 tokens\), got \(2, 5\)"),
@@ -117,7 +117,7 @@ CALLS: list[tuple[str, dict[str, Any], str]] = [
     ("pair", {"attention_mask": 3 * one}, "attention_mask.* got 3.0"),
     ("letters", {"attention_mask": torch.full((2, 613), 0.5)}, "attention_mask.* got 0.5"),
     ("global", {"attention_mask": 3 * one}, "attention_mask.* got 3.0"),
-    # the rest of what goes in
+    # other inputs
     ("masked", {"token_type_ids": full(2, T, value=2)}, r"token_type_ids: 2 .*0 and 1 \(segments=2\)"),
     ("masked", {"token_type_ids": full(2, T - 1)}, r"token_type_ids.*shape \(2, 6\).* got \(2, 5\)"),
     ("writer", {"position_ids": full(3)}, r"position_ids.*shape \(6,\) or .* got \(3,\)"),
@@ -130,35 +130,35 @@ CALLS: list[tuple[str, dict[str, Any], str]] = [
     ("writer", {"past_key_values": ()}, "past_key_values.*state.*got a tuple"),
     ("pair", {"encoder_outputs": 3}, "encoder_outputs .* got 3"),
     # labels, for every head
-    ("writer", {"labels": ids + V}, r"labels: .* is outside 0 to 49; use -100 for no label"),
-    ("writer", {"labels": full(2, T, value=-1)}, "labels: -1 is outside 0 to 49"),
+    ("writer", {"labels": ids + V}, r"labels: \d+ .*0 to 49.* -100 "),
+    ("writer", {"labels": full(2, T, value=-1)}, "labels: -1 .*0 to 49"),
     ("writer", {"labels": ids.float()}, "labels.*integers.* got torch.float32"),
     ("writer", {"labels": ids[:, 1:]}, r"labels.*shape \(2, 6\).*got \(2, 5\)"),
     ("writer", {"labels": ids[0]}, r"labels.*shape \(2, 6\).*got \(6,\)"),
     ("writer", {"labels": ids.tolist()}, "labels.*tensor, got a list"),
     ("double", {"labels": ids[0]}, r"labels.*shape \(2, 6\).*got \(6,\)"),
-    ("double", {"mc_labels": full(2, value=99)}, "mc_labels: 99 is outside 0 to"),
+    ("double", {"mc_labels": full(2, value=99)}, r"mc_labels: 99 .*0 to \d"),
     ("pair", {"labels": ids.float()}, r"labels .*\(batch, tokens\), got torch.float32"),
     ("pair", {"labels": ids[0]}, r"labels .*\(batch, tokens\), got torch.int64 of shape \(6,\)"),
     ("pair", {"labels": ids + V}, "is outside"),
     ("masked", {"labels": ids.T}, r"labels.*shape \(2, 6\).*got \(6, 2\)"),
-    ("pretraining", {"next_sentence_label": full(2, value=2)}, "next_sentence_label: 2 is outside 0 to 1"),
-    ("next", {"labels": full(2, value=7)}, "labels: 7 is outside 0 to 1"),
-    ("classes", {"labels": full(2, value=3)}, "labels: 3 is outside 0 to 2"),
+    ("pretraining", {"next_sentence_label": full(2, value=2)}, "next_sentence_label: 2 .*0 to 1"),
+    ("next", {"labels": full(2, value=7)}, "labels: 7 .*0 to 1"),
+    ("classes", {"labels": full(2, value=3)}, "labels: 3 .*0 to 2"),
     ("classes", {"labels": full(3)}, r"labels.*shape \(2,\) or \(2, 1\).*got \(3,\)"),
     ("classes", {"labels": full(2).float()}, r"labels.*shape \(2, 3\).*got \(2,\)"),
     ("number", {"labels": full(3).float()}, r"labels.*shape \(2,\) or \(2, 1\).*got \(3,\)"),
     ("several", {"labels": full(2, 2).float()}, r"labels.*shape \(2, 3\).*got \(2, 2\)"),
-    ("choice", {"labels": full(2, value=2)}, "labels: 2 is outside 0 to 1"),
+    ("choice", {"labels": full(2, value=2)}, "labels: 2 .*0 to 1"),
     ("choice", {"labels": full(4)}, r"labels.*shape \(2,\) or \(2, 1\).*got \(4,\)"),
     ("choice", {"input_ids": ids}, r"inputs of shape \(batch, choices, tokens\)"),
-    ("tags", {"labels": full(2, T, value=3)}, "labels: 3 is outside 0 to 2"),
+    ("tags", {"labels": full(2, T, value=3)}, "labels: 3 .*0 to 2"),
     ("tags", {"labels": full(2)}, r"labels.*shape \(2, 6\).*got \(2,\)"),
     ("tags", {"labels": full(2, T).bool()}, "labels.*integers"),
     ("span", {"start_positions": full(3)}, r"start_positions.*shape \(2,\) or \(2, 1\).*got \(3,\)"),
     ("span", {"end_positions": full(2).float()}, "end_positions.*integers"),
     ("replaced", {"labels": full(2)}, r"labels.*shape \(2, 6\).*got \(2,\)"),
-    ("letters", {"labels": full(2, 3, value=23)}, "labels: 23 is outside the alphabet of 23"),
+    ("letters", {"labels": full(2, 3, value=23)}, "labels: 23 .* 23"),
     ("letters", {"labels": full(3, 3)}, r"labels.*shape \(2, 3\).*got \(3, 3\)"),
     ("letters", {"labels": full(2, 3).float()}, "labels.*integers"),
     ("letters", {"labels": full(5)}, "labels.*shape"),
@@ -174,7 +174,7 @@ def test_a_mistake_in_a_call(name: str, given: dict[str, Any], sentence: str) ->
 
 
 def test_more_inputs_than_there_are() -> None:
-    with pytest.raises(ValueError, match="got 20 positional inputs, expected at most"):
+    with pytest.raises(ValueError, match=r"20 positional inputs.* at most \d"):
         model("writer")(*[ids] * 20)
 
 
@@ -187,7 +187,7 @@ def gpt2_model() -> Any:
 
 
 EPS, OP = "decoder.norm.eps", "decoder.layers.feedforward.op"
-# code as a user writes it; `folder` is an empty one and `file` is a file in it
+# (code, regular expression of the message); `folder` is an empty folder and `file` a file in it
 CODE: list[tuple[str, str]] = [
     ("af.spec(5)", "expected the name or path of a description, got int"),
     ("af.spec(None)", "expected the name or path of a description, got NoneType"),
@@ -201,22 +201,23 @@ CODE: list[tuple[str, str]] = [
     ("af.override(gpt2(), {'': 3})", "no '' in this DecoderModel"),
     ("af.override(gpt2(), {EPS: float('inf')})", "decoder.norm.eps: expected a finite number, got inf"),
     ("af.override(gpt2(), {EPS: float('nan')})", "decoder.norm.eps: expected a finite number, got nan"),
-    ("af.override(gpt2(), {EPS: -1.0})", "decoder.norm.eps is -1.0; it must be at least 0"),
+    ("af.override(gpt2(), {EPS: -1.0})", "decoder.norm.eps.* -1.0.* at least 0"),
     ("af.override(gpt2(), {EPS: 10**400})", "decoder.norm.eps: expected a finite number, got 1000"),
-    ("af.override(gpt2(), {OP: {'kind': 'LayerNorm'}})", "feedforward.op: LayerNorm is not of type Op; "),
-    ("af.override(gpt2(), {OP: {'kind': 'RMSNorm'}})", "feedforward.op: RMSNorm is not of type Op; valid: Additive"),
-    ("af.override(gpt2(), {OP: {'kind': 'TopK', 'top_k': 1}})", "feedforward.op: TopK is not of type Op; "),
+    ("af.override(gpt2(), {OP: {'kind': 'LayerNorm'}})", r"^decoder.layers.feedforward.op: LayerNorm .*\bOp\b.*MLP"),
+    ("af.override(gpt2(), {OP: {'kind': 'RMSNorm'}})", r"^decoder.layers.feedforward.op: RMSNorm .*\bOp\b.*MLP"),
+    ("af.override(gpt2(), {OP: {'kind': 'TopK', 'top_k': 1}})", r"^decoder.layers.feedforward.op: TopK .*\bOp\b.*MLP"),
     ("af.override(gpt2(), {OP: 3})", "decoder.layers.feedforward.op: expected Op, got 3"),
-    ("af.override(gpt2(), {'decoder.layers.attention.pre_norm': {'kind': 'MLP', 'width': 3}})", "pre_norm: MLP is no"),
+    ("af.override(gpt2(), {'decoder.layers.attention.pre_norm': {'kind': 'MLP', 'width': 3}})",
+     r"^decoder.layers.attention.pre_norm: MLP .*\bNorm\b.*RMSNorm"),
     ("af.override(gpt2(), {'decoder.norm.bias': '/a/path'})", "decoder.norm.bias: expected bool, got '/a/path'"),
     ("af.override(gpt2(), {'decoder.layers.attention.dropout': float('nan')})", "attention.dropout: .* finite .* nan"),
-    ("gpt2(layer_norm_epsilon=math.inf)", "layer_norm_epsilon=inf is not finite"),
-    ("gpt2(layer_norm_epsilon='/a/path')", "layer_norm_epsilon='/a/path' is not a number"),
+    ("gpt2(layer_norm_epsilon=math.inf)", "layer_norm_epsilon=inf .*finite"),
+    ("gpt2(layer_norm_epsilon='/a/path')", "layer_norm_epsilon='/a/path' .*number"),
     ("af.build({'kind': 'DecoderModel'})", "expected a model description from af.spec, got dict"),
     ("af.build('gpt2')", "expected a model description from af.spec, got str"),
     ("af.build(gpt2(), seed='a')", "seed must be an integer, got 'a'"),
-    ("af.build(gpt2(), dtype='float16')", "dtype must be a floating-point type such as torch.bfloat16, got 'float16'"),
-    ("af.build(gpt2(), dtype=torch.int8)", "dtype must be a floating-point type"),
+    ("af.build(gpt2(), dtype='float16')", "dtype .*torch.bfloat16.* 'float16'"),
+    ("af.build(gpt2(), dtype=torch.int8)", "dtype .*torch.bfloat16.* torch.int8"),
     ("af.count('gpt2')", "expected a model description from af.spec, got str"),
     ("af.save(model('writer'), file)", "is a file, not a folder"),
     ("af.save(model('writer'), 5)", "expected the path of a folder, got 5"),
@@ -239,18 +240,18 @@ CODE: list[tuple[str, str]] = [
     ("af.generate(model('classes'), ids)", "has no language-model head"),
     ("af.generate(model('writer'), ids, max_new_tokens='5')", "max_new_tokens='5': .*whole number"),
     ("af.generate(model('writer'), ids, use_cache='yes')", "use_cache='yes': .*True or False"),
-    ("af.lora.LoRA(rank=0)", "LoRA.rank is 0; it must be at least 1"),
+    ("af.lora.LoRA(rank=0)", "LoRA.rank.* 0.* at least 1"),
     ("af.lora.apply(gpt2_model(), af.lora.LoRA(targets=('*.query',)))", "no linear layer matches '\\*.query'"),
     ("af.lora.merge(model('writer'))", "this model has no adapters"),
     ("af.save(model('writer'), folder / 'new', format='peft')", "this model has no adapters"),
     ("af.load(saved, base=saved)", "base= is only for adapters"),
-    ("af.trace(model('writer'), keep=['decoder.layer.*'], input_ids=ids)", "decoder.layer"),
+    ("af.trace(model('writer'), keep=['decoder.layer.*'], input_ids=ids)", r"'decoder\.layer\.\*'"),
     ("af.trace('gpt2', keep=['*'], input_ids=ids)", "cannot trace str; .*af.build or af.load"),
     ("af.processor(folder)", "no tokenizer|nothing"),
     ("af.processor(5)", "got int"),
     ("af.tasks.write(model('writer'), 'Once')", "tokenizer"),
     ("af.tasks.write('nowhere/at/all', 'Once')", "no such folder"),
-    ("af.tasks.write(5, 'Once')", "model must be a folder, a hub id or a loaded model; got int"),
+    ("af.tasks.write(5, 'Once')", "model .*folder.*hub id.* got int"),
     ("af.parts.MLP(widht=3)", "widht"),
     ("af.parts.MLP(width=3, activation='rleu')", "did you mean 'relu'"),
 ]  # fmt: skip

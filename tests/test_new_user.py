@@ -1,6 +1,6 @@
-"""A new user's hour with their own data: no traceback, nothing lost silently, results next to inputs.
+"""A new user's first hour with their data: no traceback, no silent loss, results next to inputs.
 
-Every command is a process of its own in one folder, as a person types them.
+Every command runs in a separate process, in the same folder.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ Shell = Callable[..., subprocess.CompletedProcess]
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Shell:
-    """Runs `anyformer ...` in the user's folder, and holds that a mistake is never a traceback or called a bug."""
+    """Run `anyformer ...` in the user's folder and check that it prints no traceback and does not report a bug."""
     environment = {**os.environ, "PYTHONPATH": str(REPO / "src"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
 
     def run(*words: object, code: int = 0) -> subprocess.CompletedProcess:
         command = [sys.executable, "-m", "anyformer", *map(str, words)]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
-        said = done.stdout + done.stderr
-        assert "Traceback" not in said and "a bug in anyformer" not in said, said
-        assert done.returncode == code, f"{' '.join(command[2:])}: {said}"
+        output = done.stdout + done.stderr
+        assert "Traceback" not in output and "a bug in anyformer" not in output, output
+        assert done.returncode == code, f"{' '.join(command[2:])}: {output}"
         return done
 
     return run
@@ -57,9 +57,9 @@ def test_three_texts(shell: Shell, tmp_path: Path) -> None:
         (tmp_path / "texts" / f"{number}.txt").write_text("\n".join(sentences(500, number)))
     (tmp_path / "texts" / "photo.jpg").write_bytes(b"\xff\xd8 not a text")
     log = shell("train", "--text", "texts", "--set", "steps=60")
-    said = log.stdout + log.stderr
-    assert "photo.jpg" in said, "a file that is not read is named"
-    assert "baseline" in said.lower() or "beats" in said.lower(), "the run says whether it beat the baselines"
+    output = log.stdout + log.stderr
+    assert "photo.jpg" in output, "skipped files are listed"
+    assert "baseline" in output.lower() or "beats" in output.lower(), "the run is compared with baselines"
     assert shell("generate", "runs/texts", "The fox", "--max-new-tokens", 8).stdout.strip()
     assert "did you mean runs/texts?" in shell("generate", "runs/text", "The fox", code=2).stderr
     shell("eval", "runs/texts")
@@ -69,7 +69,7 @@ def test_three_texts(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_a_messy_table(shell: Shell, tmp_path: Path) -> None:
-    """Semicolons, Windows' letters, ragged rows, empty labels, labels that alternate, and one text that is too long."""
+    """Semicolons, a Windows encoding, ragged rows, empty labels, alternating labels and a text that is too long."""
     good, bad = ["Sehr schön, wirklich", "Ein Genuß für alle"], ["Öde und lang", "Nie wieder, kläglich"]
     lines = ["Nummer;Text;Stimmung"]
     for number in range(60):
@@ -90,7 +90,7 @@ def test_a_messy_table(shell: Shell, tmp_path: Path) -> None:
     sure = [row for row in rows if row["Stimmung"] in ("gut", "übel") and not row["error"]]
     right = sum(row["label"] == row["Stimmung"] for row in sure)
     assert right >= 0.9 * len(sure), f"{right} of {len(sure)}"
-    assert {row["Nummer"] for row in sure} <= set(map(str, range(60))), "the user's columns stay"
+    assert {row["Nummer"] for row in sure} <= set(map(str, range(60))), "the user's columns are kept"
     before = (tmp_path / "answers.csv").read_bytes()
     again = ("run", "classify", "runs/reviews", "--csv", "reviews.csv", "--column", "Text", "--out", "answers.csv")
     assert "--overwrite" in shell(*again, code=2).stderr
@@ -142,7 +142,7 @@ def test_a_recording(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "half.wav").write_bytes((tmp_path / "talk.wav").read_bytes()[:30])
     command = ("run", "transcribe", "speech", "talk.wav", "half.wav", "--json")
     first, second = map(json.loads, shell(*command, code=1).stdout.splitlines())
-    assert isinstance(first, str) and first, "what was heard"
+    assert isinstance(first, str) and first, "the transcript"
     assert "half.wav: " in second["error"] and "too early" in second["error"]
     assert "half.wav: " in shell("run", "transcribe", "speech", "half.wav", code=2).stderr
 

@@ -1,4 +1,4 @@
-"""The public contract: the names in `anyformer`, what they take and give, and that importing them costs nothing."""
+"""The public contract: the names in `anyformer`, their arguments and results, and that importing them is cheap."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ print(taken, sorted(heavy))
 
 def test_import_is_fast_and_light() -> None:
     taken = []
-    for _ in range(4):  # the machine may be busy with something else
+    for _ in range(4):  # the machine may be busy
         seconds, _, heavy = python(CLOCK).partition(" ")
         assert heavy == "[]"
         taken.append(float(seconds))
@@ -57,7 +57,7 @@ def test_import_is_fast_and_light() -> None:
 
 
 def test_no_module_is_called_like_a_public_function() -> None:
-    """Otherwise the module, once imported, would stand in the place of the function."""
+    """Otherwise importing the module would replace the function."""
     for package, names in ((af, af.__all__), (af.tasks, dir(af.tasks))):
         modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
         functions = {name for name in names if not name.startswith("_") and callable(getattr(package, name))}
@@ -104,7 +104,7 @@ def test_override(spec) -> None:
     assert one.decoder.layer(0) == spec.decoder.layers and one.decoder.layer(1) != spec.decoder.layers
     with pytest.raises(ValueError, match="did you mean 'depth'"):
         af.override(spec, {"decoder.dept": 4})
-    with pytest.raises(ValueError, match="expected int"):
+    with pytest.raises(ValueError, match=r"decoder\.depth: expected int"):
         af.override(spec, {"decoder.depth": "four"})
     with pytest.raises(ValueError, match="no layer 2"):
         af.override(spec, {"decoder.layers.2.attention.op.num_heads": 1})
@@ -119,7 +119,7 @@ def test_build_is_seeded_and_meta_allocates_nothing(spec) -> None:
     for name, tensor in a.state_dict().items():
         assert torch.equal(tensor, b.state_dict()[name])
     assert not torch.equal(a.embedding.tokens.weight, c.embedding.tokens.weight)
-    # a weight is drawn by its address: another depth changes nothing in the layers that are there in both
+    # weights are seeded by address: a different depth does not change the layers that both models have
     deeper = af.build(af.override(spec, {"decoder.depth": 3}), seed=0)
     name = "decoder.layers.1.attention.op.q.weight"
     assert torch.equal(a.get_parameter(name), deeper.get_parameter(name))
@@ -141,7 +141,7 @@ def test_count(spec) -> None:
     assert counted.parameters == sum(p.numel() for p in model.parameters()) == sum(counted.parts.values())
     assert counted.memory(torch.bfloat16).weights * 2 == counted.memory().total == 4 * counted.parameters
     assert sum(counted.table(2).values()) == counted.parameters
-    assert "head.out.weight" not in counted.parts  # tied: counted where it lives
+    assert "head.out.weight" not in counted.parts  # tied: counted with the embedding
 
 
 def test_save_and_load(spec, tmp_path: Path) -> None:
@@ -174,14 +174,14 @@ def test_save_replaces_only_a_model_in_our_own_layout(spec, tmp_path: Path) -> N
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "films.csv").write_text("text,kind\n")
     (tmp_path / "half").mkdir()
-    (tmp_path / "half" / "spec.json").write_text('{"swagger": "2.0"}')  # somebody else's file of that name
+    (tmp_path / "half" / "spec.json").write_text('{"swagger": "2.0"}')  # not a file of anyformer
     for folder in ("hf", "data", "half"):
         before = {path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()}
         for format in ("anyformer", "hf"):
-            with pytest.raises(ValueError, match=f"{folder} holds other files .*overwrite=True replaces the model"):
+            with pytest.raises(ValueError, match=f"{folder} .*other files .*overwrite=True"):
                 af.save(other, tmp_path / folder, format=format)
         assert {path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()} == before
-    af.save(af.load(tmp_path / "hf"), tmp_path / "hf", overwrite=True)  # from the files that it replaces
+    af.save(af.load(tmp_path / "hf"), tmp_path / "hf", overwrite=True)  # replaces the files that it was loaded from
     assert {path.name for path in (tmp_path / "hf").iterdir()} == {"spec.json", "model.safetensors"}
     assert torch.equal(af.load(tmp_path / "hf").embedding.tokens.weight, model.embedding.tokens.weight)
     af.save(other, tmp_path / "data", format="hf", overwrite=True)
@@ -198,7 +198,7 @@ def test_outputs_by_attribute_key_and_number(spec) -> None:
     assert len(model(input_ids=ids, output_hidden_states=True).hidden_states) == 3
     with pytest.raises(TypeError, match="did you mean 'input_ids'"):
         model(input_id=ids)
-    with pytest.raises(ValueError, match="token id 30 is outside the vocabulary of 30"):
+    with pytest.raises(ValueError, match="token id 30 .* 30"):
         model(input_ids=torch.tensor([[30]]))
     with pytest.raises(ValueError, match="position 12 is beyond"):
         model(input_ids=torch.zeros(1, 13, dtype=torch.long))

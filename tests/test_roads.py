@@ -1,5 +1,5 @@
-"""Calls run down the layers of pyproject.toml, as imports do. What runs up is what a lower layer asks of whatever Part
-it was given, by a method that every Part has, and the call-backs that are named here."""
+"""Calls go down the layers of pyproject.toml, as imports do. The only calls that go up are methods that every Part has,
+and the callbacks that are listed here."""
 
 import functools
 import sys
@@ -24,7 +24,7 @@ SOURCES = Path(af.__file__).parent
 
 
 def climbs(run: Callable[[], Any]) -> set[tuple[str, str]]:
-    """(file that calls, function of a higher layer that is called) while something runs."""
+    """Run a function; return all pairs (calling file, called function of a higher layer)."""
     layers = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]["layers"]
     height = {name.strip(): -i for i, layer in enumerate(layers) for name in layer.split("|")}
     found = set()
@@ -49,13 +49,13 @@ def climbs(run: Callable[[], Any]) -> set[tuple[str, str]]:
         run()
     finally:
         sys.setprofile(None)
-    # `__torch_function__`: torch calls it wherever something is filled
+    # torch calls `__torch_function__` wherever a tensor is filled
     return {(at, name) for at, name in found if not hasattr(Part, name) and name not in OF_PARTS}
 
 
 def longest_path(run: Callable[[], Any], end: str = "") -> tuple[int, int]:
-    """How many modules the deepest chain of calls goes through while something runs, and how often the one that goes
-    back most re-enters a module that it had left. `end`: only chains into files whose path begins so."""
+    """Run a function; return the largest number of modules in a chain of calls, and the largest number of times that a
+    chain re-enters a module. `end`: only count chains that end in files whose path starts with it."""
     modules = returns = 0
     root = f"{SOURCES}/"
 
@@ -91,23 +91,23 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_weight_goes_down(folder: Path) -> None:
-    # the family that reads the names is handed to what fills the model
+    # the family, which knows the names of the weights, is passed to the function that fills the model
     assert climbs(lambda: af.load(folder)) == {("weights/filling.py", "match")}
 
 
 def test_a_run_is_set_up_from_above(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("one two three four five six seven\n" * 200)
     run = from_text(str(tmp_path / "text.txt"))
-    # texts are read in pieces by whoever wants them, and long work tells how far it is
+    # callbacks: an iterator over pieces of text, and progress messages
     assert climbs(lambda: start.setup(run, tmp_path / "run", device="cpu")) == {
         ("inputs/long.py", "_characters"), ("data/prepare.py", "line"),
-        ("parts/init.py", "state_dict"),  # a model leaves out tied names unless told otherwise
+        ("parts/init.py", "state_dict"),  # overridden by models, to omit tied names
     }  # fmt: skip
 
 
 @torch.no_grad()
 def test_calls_go_through_few_modules(folder: Path) -> None:
-    """(modules, returns) at most: GPT-2 forward, the reading of a weight, generate, LLaVA forward."""
+    """Limits of (modules, re-entries) for forward and generate of GPT-2, for loading weights, and for LLaVA."""
     model, ids = af.load(folder), torch.arange(5)[None]
     llava = af.build(families.find("llava").read(CONFIG, "LlavaForConditionalGeneration")).eval()
     image = {"input_ids": torch.tensor([[5, CONFIG["image_token_index"]]]), "pixel_values": torch.rand(1, 3, 8, 8)}

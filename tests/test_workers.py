@@ -1,4 +1,4 @@
-"""Which worker runs which test (conftest.py)."""
+"""The distribution of tests to workers (conftest.py)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_groups_and_files_stay_together(tmp_path: Path) -> None:
 
 
 def test_what_takes_longest_begins_first() -> None:
-    """Then whole files, and the short groups of families last; and every file in the list is there."""
+    """Then other files, and the short groups of families last. Every file in LONGEST exists."""
     import conftest
 
     def item(file: str, group: str = "") -> Any:
@@ -80,7 +80,7 @@ def test_named(value): pass
     ("asked", "said"), [("not slow", "7 passed, 3 deselected"), ("slow", "6 passed, 7 deselected")]
 )
 def test_slow_cases_are_made_where_they_are_asked_for(asked: str, said: str, tmp_path: Path) -> None:
-    """7 quick ones and 6 slow; where all of a test are slow, or all have names, they are left out at the end."""
+    """There are 7 fast and 6 slow cases. If all cases of a test are slow or have ids, pytest deselects them."""
     shutil.copyfile(Path(__file__).with_name("conftest.py"), tmp_path / "conftest.py")
     (tmp_path / "test_it.py").write_text(SLOW)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", asked, "."]

@@ -1,4 +1,4 @@
-"""Tiny random models of four kinds of family, for tests of what acts on any of them from outside."""
+"""Tiny random models of four families, for tests of tools that work with any family."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def model_of(family: str, depth: int = 2) -> torch.nn.Module:
     model = af.build(af.override(spec, {f"{name}.depth": depth for name in stacks}), seed=0).eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in model.parameters():  # biases too
+        for parameter in model.parameters():  # including biases
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
     return model
 

@@ -1,4 +1,4 @@
-"""Small vocabularies of every kind, trained here: folders as models publish them."""
+"""Small vocabularies of every type, trained here and written to folders in the published formats."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def bert(folder: Path, **config: Any) -> Path:
 
 
 def words(folder: Path, **config: Any) -> Path:
-    """vocab.txt, WordPiece, always the same (trained ones differ from run to run): short words, letters, endings."""
+    """vocab.txt of WordPiece with fixed words, letters and endings (a trained vocabulary differs between runs)."""
     text = normalizers.BertNormalizer().normalize_str(WORDS)
     found = sorted({word for word, _ in pre_tokenizers.BertPreTokenizer().pre_tokenize_str(text)})
     letters = sorted({letter for word in found for letter in word})
@@ -91,7 +91,7 @@ def pieces(folder: Path, name: str, kind: str, config: dict[str, Any] | None = N
     return folder
 
 
-# as Meta and Google trained theirs
+# training options of Meta and Google
 LLAMA = {"byte_fallback": True, "normalization_rule_name": "identity", "remove_extra_whitespaces": False,
          "character_coverage": 0.98, "vocab_size": 420}  # fmt: skip
 T5 = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "vocab_size": 180}
@@ -106,13 +106,13 @@ def t5(folder: Path, **config: Any) -> Path:
 
 
 def xlm_roberta(folder: Path, **config: Any) -> Path:
-    """sentencepiece.bpe.model alone, as XLM-R and CamemBERT have it."""
+    """Only sentencepiece.bpe.model, as for XLM-R and CamemBERT."""
     config = {"tokenizer_class": "XLMRobertaTokenizer", **config}
     return pieces(folder, "sentencepiece.bpe.model", "unigram", config, vocab_size=180)
 
 
 def deberta_v2(folder: Path, **config: Any) -> Path:
-    """spm.model with DeBERTa's special words at its beginning but for the mask, as published."""
+    """spm.model that starts with DeBERTa's special tokens except the mask, as published."""
     names = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "[PAD]", "bos_piece": "[CLS]",
              "eos_piece": "[SEP]", "unk_piece": "[UNK]"}  # fmt: skip
     config = {"tokenizer_class": "DebertaV2Tokenizer", **config}
@@ -120,7 +120,7 @@ def deberta_v2(folder: Path, **config: Any) -> Path:
 
 
 def xlnet(folder: Path, **config: Any) -> Path:
-    """spiece.model with all of XLNet's special words in it."""
+    """spiece.model with all special tokens of XLNet."""
     marked = {"control_symbols": "<cls>,<sep>,<pad>,<mask>,<eod>", "user_defined_symbols": "<eop>"}
     config = {"tokenizer_class": "XLNetTokenizer", **config}
     return pieces(folder, "spiece.model", "unigram", config, vocab_size=190, **marked)
@@ -131,8 +131,8 @@ def camembert(folder: Path, **config: Any) -> Path:
 
 
 def m2m(folder: Path, kind: str = "unigram", **config: Any) -> Path:
-    """vocab.json + sentencepiece.bpe.model + the two configs, as M2M-100 has them; some pieces have no id, some words
-    no piece."""
+    """vocab.json, sentencepiece.bpe.model and two configs, as for M2M-100; some pieces have no id and some words no
+    piece."""
     import sentencepiece
 
     from anyformer.inputs.languages import LANGUAGES
@@ -153,7 +153,7 @@ def m2m(folder: Path, kind: str = "unigram", **config: Any) -> Path:
 
 
 def whole(folder: Path) -> Path:
-    """tokenizer.json with truncation and padding left on in it, as some published ones have."""
+    """tokenizer.json with truncation and padding enabled, as in some published models."""
     core = tokenizers.Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()

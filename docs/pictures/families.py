@@ -1,4 +1,4 @@
-"""Draws docs/pictures/families/: one picture of each of twelve families, and two models side by side.
+"""Draw docs/pictures/families/: one picture for each of twelve families, and a comparison of two models.
 
 python docs/pictures/families.py
 """

@@ -1,8 +1,8 @@
-"""Makes the pictures of docs/looking.md: python docs/pictures/gallery.py [shared/data]
+"""Draw the pictures of docs/looking.md: python docs/pictures/gallery.py [shared/data]
 
-The pictures of the lectures, and the page of `anyformer look` in a browser, of stories260K from the data folder. A
-picture whose data, browser or library is missing is left as it is, and said. Those of images and sound need no data: a
-ViT and a Conformer learn what is drawn and sounded here, in a minute or two where two cores are free."""
+Draws the pictures of the lectures and a screenshot of the page of `anyformer look`, for stories260K from the data
+folder. Pictures whose data, browser or library is missing are not changed, with a message. Pictures for images and
+audio need no data: a ViT and a Conformer are trained on synthetic inputs, in one or two minutes on two cores."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from anyformer.train.run import Batch, Run
 from anyformer.train.start import train
 
 HERE, REPO = Path(__file__).parent / "look", Path(__file__).resolve().parents[2]
-STEPS = 500  # of the ViT
+STEPS = 500  # training steps of the ViT
 TEXT, OTHER = "Once upon a time, Lily had a red ball. Tom had", "Once upon a time, Lily had a red ball. Sam had"
 
 
@@ -46,7 +46,7 @@ def stories(data: Path) -> Scene:
 
 
 def gratings(number: int, generator: torch.Generator, side: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images (B, 3, side, side) of a patch of waves somewhere, and which of 4 directions and 4 quarters it has."""
+    """Return images (B, 3, side, side) with one patch of waves, and labels for its 4 directions and 4 quadrants."""
     direction, quarter = torch.randint(4, (2, number), generator=generator)
     phase = torch.rand(number, 1, 1, generator=generator) * 2 * torch.pi
     colour = torch.rand(number, 3, 1, 1, generator=generator)
@@ -81,7 +81,7 @@ def trained_vit() -> Scene:
 
 
 def spoken(folder: Path, tones: tuple[str, ...], name: str, rate: int = 8000) -> str:
-    """A recording in which tones stand for words."""
+    """Write a recording with one tone per word."""
     pitch, time = {"low": 300, "middle": 500, "high": 900}, np.arange(rate // 4) / rate
     gap = np.zeros(rate // 10)
     samples = np.concatenate([gap, *(np.r_[np.sin(2 * np.pi * pitch[tone] * time), gap] for tone in tones)])
@@ -92,7 +92,7 @@ def spoken(folder: Path, tones: tuple[str, ...], name: str, rate: int = 8000) ->
 
 
 def trained_conformer(folder: Path) -> Scene:
-    """As in docs/howto/speech.md."""
+    """Train as in docs/howto/speech.md."""
     words = ("low", "middle", "high")
     with open(folder / "clips.jsonl", "w") as lines:
         for i, said in enumerate([(a, b, c) for a in words for b in words for c in words]):
@@ -141,12 +141,12 @@ def main(data: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         lectures.spectrogram(trained_conformer(Path(folder))).savefig(HERE / "spectrogram.png", dpi=70)
     if not (data / "weights" / "stories260K").is_dir():
-        print(f"{data} has no weights/stories260K: the walk and the page are left as they are")
+        print(f"{data} has no weights/stories260K: the walk and the page are not changed")
         return
     scene = stories(data)
     lectures.walk(scene).savefig(HERE / "walk.png", dpi=70)
     if shutil.which("chromium") is None:
-        print("no chromium: the page is left as it is")
+        print("no chromium: the page is not changed")
     else:
         photographed(scene)
 

@@ -1,9 +1,9 @@
-"""Draws docs/pictures/layers.svg: the layers that pyproject.toml's contract orders, and every import between them.
+"""Draw docs/pictures/layers.svg: the layers of the contract in pyproject.toml, and every import between them.
 
     python docs/pictures/layers.py
 
-An arc to the right of the boxes runs from a layer down to one that it imports; were there an arrow up, `make lint`
-would fail and this script too.
+An arc on the right of the boxes goes from a layer down to a layer that it imports. If a layer imported a higher one,
+`make lint` and this script would fail.
 """
 
 from __future__ import annotations
@@ -16,17 +16,15 @@ import grimp
 ROOT = Path(__file__).resolve().parents[2]
 WIDE, HIGH, GAP, LEFT, TOP = 330, 26, 8, 20, 20
 ABOUT = {
-    "quickstart": "a tour that runs", "cli": "one verb a file", "tasks": "what a person does with a model",
-    "train": "trainer, optimisers, checkpoints, many processes", "evaluate": "metrics",
-    "data": "sources, shards, order", "objectives": "what is learnt",
-    "drawing": "pictures of descriptions", "inputs": "raw data; changes from outside",
-    "names": "a description by name", "checkpoint": "load and save", "families": "published configs and weights",
-    "weights": "rules and files", "construct": "building; JSON", "slots": "every kind of Part, and where it fits",
-    "model": "shapes of models",
-    "funnel": "stages that shorten or coarsen", "block": "sublayer, block, stack",
-    "parts": "every mixer, norm, position, head",
-    "context": "what forward hands down", "state": "what is remembered; masks", "machine": "what this machine can do",
-    "part": "a frozen description of one thing",
+    "cli": "one file per command", "lab": "experiments", "planning": "scaling laws, memory and time of runs",
+    "tasks": "ready-made tasks and trainings", "train": "trainer, optimisers, checkpoints, parallelism",
+    "evaluate": "metrics", "data": "sources, shards, loaders", "objectives": "losses and their batches",
+    "drawing": "pictures of descriptions", "generation": "text generation; inspection of models",
+    "counting": "parameters, FLOPs, memory", "inputs": "images, audio, text; changes of models",
+    "checkpoint": "load and save", "families": "published configs and weights", "weights": "names and files of weights",
+    "models": "decoder, encoder, encoder-decoder, ...", "stacks": "sublayer, block, stack",
+    "parts": "attention, norms, positions, heads, ...", "runtime": "context, state, masks",
+    "kernels": "fast functions; hardware", "specs": "frozen descriptions of Parts",
 }  # fmt: skip
 
 
@@ -40,7 +38,7 @@ def main() -> None:
         for imported in graph.find_modules_directly_imported_by(importer):
             ends = [level.get(name.split(".")[1]) if "." in name else None for name in (importer, imported)]
             if None not in ends and ends[0] != ends[1]:
-                assert ends[0] < ends[1], f"{importer} imports {imported}, which stands above it"
+                assert ends[0] < ends[1], f"{importer} imports {imported}, which is in a higher layer"
                 arcs[ends[0], ends[1]] = arcs.get((ends[0], ends[1]), 0) + 1
     step = HIGH + GAP
     height, width = TOP * 2 + step * len(layers), LEFT + WIDE + 10 * len(layers)

@@ -1,4 +1,4 @@
-"""What a draft proposes; that drafts change no text is shown for every family (G3)."""
+"""The tokens that a drafter proposes. G3 tests for every family that drafts do not change the text."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def drafter(size: int = 2) -> LookupDrafter:
 
 
 @pytest.mark.parametrize(("row", "count", "expected"), [
-    ([1, 2, 3, 4, 1, 2], 2, [3, 4]),  # from the very first token on
-    ([1, 2, 3, 1, 2, 4, 1, 2], 1, [4]),  # where it stood last
-    ([5, 2, 3, 9, 2], 3, [3, 9, 2]),  # a shorter match, where there is no longer one
-    ([5, 2, 3, 5, 2], 9, [3, 5, 2]),  # no further than the text
+    ([1, 2, 3, 4, 1, 2], 2, [3, 4]),  # a match at the first token
+    ([1, 2, 3, 1, 2, 4, 1, 2], 1, [4]),  # the last of several matches
+    ([5, 2, 3, 9, 2], 3, [3, 9, 2]),  # a shorter match if there is no longer one
+    ([5, 2, 3, 5, 2], 9, [3, 5, 2]),  # not beyond the end of the text
     ([7, 7], 2, [7]),
     ([1, 2, 3], 2, []),
     ([4], 2, []),
-    ([1, 2, 20, 3, 1, 2], 2, [3]),  # pads are no tokens
+    ([1, 2, 20, 3, 1, 2], 2, [3]),  # padding is ignored
 ])  # fmt: skip
 def test_what_followed_the_last_tokens(row: list[int], count: int, expected: list[int]) -> None:
     assert drafter().find(row, count) == expected

@@ -1,4 +1,4 @@
-"""Beams held against plain Python over every text, and diverse beams against their formula."""
+"""Compares beam search with plain Python over every text, and diverse beam search with its formula."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def log_probs(model: Any, text: list[int]) -> Tensor:
 
 
 def test_as_many_beams_as_tokens_find_the_best_text() -> None:
-    """With V beams two tokens deep nothing is lost: the best of all V * V texts."""
+    """V beams over two tokens drop nothing, so they find the best of all V * V texts."""
     model, prompt = decoder(), ids(1, 4)
     first = log_probs(model, prompt[0].tolist())
     totals = torch.stack([first[a] + log_probs(model, [*prompt[0].tolist(), a]) for a in range(V)])
@@ -38,8 +38,8 @@ def test_as_many_beams_as_tokens_find_the_best_text() -> None:
 def diverse(
     model: Any, prompt: list[int], beams: int, groups: int, penalty: float, new: int
 ) -> list[tuple[float, list[int]]]:
-    """[Vijayakumar et al. 2018] for one row and no end token: groups in turn, each its own beam search, less likely to
-    write what the groups before it just wrote."""
+    """[Vijayakumar et al. 2018] for one row without an end token: each group runs a beam search that penalises the
+    tokens that earlier groups chose in the same step."""
     size = beams // groups
     held: list[list[tuple[float, list[int]]]] = [[(0.0, [])] for _ in range(groups)]
     for _ in range(new):
@@ -70,7 +70,7 @@ def test_diverse_beams_are_their_formula(beams: int, groups: int, penalty: float
 
 
 def test_allowed_tokens_hold_for_every_beam() -> None:
-    """A list of texts as a prefix tree: what is written is one of them, whichever beam."""
+    """With a prefix tree of a list of texts, every beam writes one of these texts."""
     texts = [[11, 12, 13], [11, 14, 15], [16, 12, 17]]
 
     def choose(row: int, written: Tensor) -> list[int]:
@@ -85,7 +85,7 @@ def test_allowed_tokens_hold_for_every_beam() -> None:
 
 @pytest.mark.parametrize("model", [decoder(), pair()], ids=["decoder", "pair"])
 def test_log_probs_and_paths_give_the_scores(model: Any) -> None:
-    """Of every returned text: its tokens' log-probabilities add up to its score, along the beams it came from."""
+    """For every returned text, the log-probabilities along its beam path add up to its score."""
     options = {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": 6, "eos_token_id": [7, 9, 13, 21]}
     out = af.generate(model, ids(3, 5), **options, length_penalty=0.5, return_dict=True)
     for row in range(12):
@@ -102,7 +102,7 @@ def test_log_probs_and_paths_give_the_scores(model: Any) -> None:
 @pytest.mark.parametrize("penalty", [-1.0, 1.0, 2.5])
 @pytest.mark.parametrize("stopping", [True, False, "never"])
 def test_when_a_search_is_over_as_in_transformers(both: tuple[Any, Any], stopping: bool | str, penalty: float) -> None:
-    """Texts, scores and the number of steps, for prompts that end early, late and never."""
+    """Texts, scores and numbers of steps are equal, for texts that end early, late and never."""
     model, published = both
     options = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 9, "eos_token_id": [7, 9, 13]}
     options |= {"sequence_bias": [[[7], 4.0], [[9], 4.0], [[13], 4.0]], "pad_token_id": 0}  # texts end early
@@ -117,7 +117,7 @@ def test_when_a_search_is_over_as_in_transformers(both: tuple[Any, Any], stoppin
 @pytest.mark.parametrize("penalty", [-1.0, -0.2, 0.0, 1.0, 2.5])
 @pytest.mark.parametrize("stopping", [True, False, "never"])
 def test_whether_a_search_can_get_better(stopping: bool | str, penalty: float) -> None:
-    """After each step of a search among random scores: what transformers' own rule says of the same beams."""
+    """After each step of a search with random scores, our stopping rule agrees with that in transformers."""
     rule = pytest.importorskip("transformers").GenerationMixin._check_early_stop_heuristic
     settings = Settings(num_beams=3, eos_token_id=[0, 1], length_penalty=penalty, early_stopping=stopping)
     ended = SimpleNamespace(is_stopped=lambda texts: texts[:, -1] <= 1)
@@ -135,7 +135,7 @@ def test_whether_a_search_can_get_better(stopping: bool | str, penalty: float) -
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    """A decoder, and as transformers opens it."""
+    """A decoder, and the same model loaded in transformers."""
     transformers = pytest.importorskip("transformers")
     sizes = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": V, "n_positions": 16}
     model = sharpened(af.build(families.find("gpt2").read({**sizes, "architectures": ["GPT2LMHeadModel"]})))
@@ -145,7 +145,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
 
 
 def test_the_first_group_goes_on_when_another_has_ended() -> None:
-    """It knows nothing of the others: its texts are those of a search of its own."""
+    """The first group does not depend on other groups: its texts equal a separate search."""
     options = {"max_new_tokens": 9, "eos_token_id": [7, 9, 13], "early_stopping": True, "pad_token_id": 0}
     options["sequence_bias"] = [[[7], 2.0], [[9], 2.0], [[13], 2.0]]  # texts end early
     groups = {"num_beams": 4, "num_return_sequences": 4, "num_beam_groups": 2, "diversity_penalty": 1.0}
@@ -157,13 +157,13 @@ def test_the_first_group_goes_on_when_another_has_ended() -> None:
 
 
 def test_sampled_beams_draw_anew_in_each_step() -> None:
-    """Where all tokens are as likely, chance alone chooses: what is written differs from step to step."""
+    """If all tokens are equally likely, each step draws different tokens."""
     flat = copy.deepcopy(decoder())
     torch.nn.init.zeros_(flat.head.out.weight)
     options = {"num_beams": 2, "max_new_tokens": 12, "eos_token_id": [], "do_sample": True, "top_k": 0, "seed": 3}
     out = af.generate(flat, ids(2, 4), **options)[:, 4:]
     assert all(len(set(row)) >= 7 for row in out.tolist())
-    # and it is the place in the text that counts: the first step of a longer prompt is the second of this one
+    # random numbers depend on the position: the first step after a longer prompt draws differently
     later = af.generate(flat, ids(2, 5), **{**options, "max_new_tokens": 1})
     first = af.generate(flat, ids(2, 4), **{**options, "max_new_tokens": 1})
     assert later[:, -1].tolist() != first[:, -1].tolist()

@@ -1,4 +1,4 @@
-"""CTC decoding against every alignment there is, and against torch's CTC loss."""
+"""Compares CTC decoding with all alignments and with torch's CTC loss."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_against_every_path(seed: int, blank: int) -> None:
 def test_scores_are_those_of_the_loss() -> None:
     T = 10
     table = scores(T, 5, 1)
-    for beams, lost in ((20, 0.5), (3000, 1e-3)):  # with fewer beams a text may lose paths, never gain any
+    for beams, lost in ((20, 0.5), (3000, 1e-3)):  # with fewer beams, a text may lose paths but not gain any
         for text, score in prefixes([table], 0, beams)[:5]:
             loss = F.ctc_loss(table, torch.tensor(text), torch.tensor(T), torch.tensor(len(text)), reduction="sum")
             assert -lost < score + float(loss) < 1e-4
@@ -52,7 +52,8 @@ def test_scores_are_those_of_the_loss() -> None:
 
 @pytest.mark.parametrize("beams", [2, 7])
 def test_pieces_of_a_recording_are_the_whole(beams: int) -> None:
-    """However it is cut: what all beams begin with is settled on the way, repeats across a cut included."""
+    """The text does not depend on the cuts: prefixes that all beams share are emitted early, also with repeats at a
+    cut."""
     table = (4 * scores(60, 6, 3)).log_softmax(-1)
     whole = prefixes([table], 0, beams)
     for size in (1, 7, 30):

@@ -1,4 +1,4 @@
-"""Drawing out of noise, step by step against the schedulers of diffusers, and what a whole drawing depends on."""
+"""Sampling of diffusion models: single steps equal the schedulers of diffusers; seeds, guidance and mistakes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ CURVES = {"linear": "linear", "scaled_linear": "scaled_linear", "cosine": "squar
 
 
 def close(a: Tensor, b: Tensor) -> None:
-    """To 1e-5, relative to the largest value where that is above 1."""
+    """Assert equality to 1e-5, relative to the largest value if that is above 1."""
     assert float((a - b).abs().max()) <= 1e-5 * max(1.0, float(b.abs().max()))
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])
 @pytest.mark.parametrize("curve", CURVES)
 def test_schedules_and_steps_equal_published(curve: str, clip: float | None) -> None:
-    """The curve of the noise, the steps that are taken, and each of them: DDPM, DDIM and what lies between."""
+    """The noise curve, the selected steps and the result of each step are equal: DDPM, DDIM and mixtures."""
     diffusers = pytest.importorskip("diffusers")
     options = {"beta_schedule": CURVES[curve], "clip_sample": clip is not None, "timestep_spacing": "trailing"}
     schedule: Any = NoiseSchedule(curve=curve)  # type: ignore[arg-type]
@@ -36,14 +36,14 @@ def test_schedules_and_steps_equal_published(curve: str, clip: float | None) -> 
     ddpm, ddim = diffusers.DDPMScheduler(**options), diffusers.DDIMScheduler(**options)
     close(schedule.betas(), ddpm.betas.double())
     close(left, ddpm.alphas_cumprod.double())
-    if curve == "cosine":  # what is left at its end is 2e-9, of which 1 - beta in fp32 has four digits
+    if curve == "cosine":  # the last value is 2e-9, and 1 - beta in fp32 has only four digits of it
         ddpm.alphas_cumprod = ddim.alphas_cumprod = left
     random = torch.Generator().manual_seed(0)
     target = 2 * torch.rand(2, 1, 4, 4, generator=random) - 1
     picture, noise = target, torch.randn(2, 1, 4, 4, generator=random)
     close(ddpm.add_noise(picture, noise, torch.tensor([3, 700])),
           head(curve).add_noise(picture, noise, torch.tensor([3, 700])))  # fmt: skip
-    for eta in (0.0, 0.5, 1.0, None):  # None: DDPM, which is as if eta were 1
+    for eta in (0.0, 0.5, 1.0, None):  # None: DDPM, which equals eta = 1
         theirs = ddpm if eta is None else ddim
         theirs.set_timesteps(25)
         assert theirs.timesteps.tolist() == places
@@ -71,7 +71,7 @@ def test_leading_steps_equal_published(steps: int, wanted: int, offset: int) -> 
 
 
 def test_leading_steps_end_with_the_last_there_is() -> None:
-    """Published code would look up a step that its table does not have."""
+    """The published code would read beyond the end of its table."""
     assert NoiseSchedule(steps=10, spacing="leading", offset=1).sampling_steps(10) == [9, 9, 8, 7, 6, 5, 4, 3, 2, 1]
     assert NoiseSchedule(steps=10, spacing="leading", offset=4).sampling_steps(5) == [9, 9, 8, 6, 4]
 
@@ -102,19 +102,19 @@ def test_a_picture_is_its_seeds_whatever_else_is_drawn(eta: float) -> None:
 
 
 def test_guidance_is_a_step_away_from_what_would_be_drawn_otherwise() -> None:
-    """One step by hand: the noise without a label, plus so many times what the label changes."""
+    """One step by hand: noise without a label + guidance * (noise with the label - noise without)."""
     drawer, label = model(), torch.tensor([1])
-    asked, nothing = {"class_labels": label}, {"class_labels": torch.tensor([3])}
-    found = denoise(drawer, asked, nothing, seeds=[2], steps=1, guidance=2.5)
+    label_inputs, nothing = {"class_labels": label}, {"class_labels": torch.tensor([3])}
+    found = denoise(drawer, label_inputs, nothing, seeds=[2], steps=1, guidance=2.5)
     x = torch.randn((1, 4, 4), generator=torch.Generator().manual_seed(2))[None]
     with torch.no_grad():
         step = torch.tensor([999])
-        wanted, plain = (drawer(hidden_states=x, timestep=step, **each).sample for each in (asked, nothing))
+        wanted, plain = (drawer(hidden_states=x, timestep=step, **each).sample for each in (label_inputs, nothing))
     left = float(NoiseSchedule().alphas_cumprod()[999])
     noise = plain + 2.5 * (wanted - plain)
     close(found, (x - (1 - left) ** 0.5 * noise) / left**0.5)
     with torch.no_grad():
-        close(denoise(drawer, asked, seeds=[2], steps=1), (x - (1 - left) ** 0.5 * wanted) / left**0.5)
+        close(denoise(drawer, label_inputs, seeds=[2], steps=1), (x - (1 - left) ** 0.5 * wanted) / left**0.5)
 
 
 def test_channels_of_variance_are_not_drawn() -> None:
@@ -123,16 +123,16 @@ def test_channels_of_variance_are_not_drawn() -> None:
 
 
 def test_what_cannot_be_drawn_is_told() -> None:
-    asked = {"class_labels": torch.tensor([0])}
+    label_inputs = {"class_labels": torch.tensor([0])}
     for steps in (0, 1001):
         with pytest.raises(ValueError, match=f"steps is {steps};.* 1 to 1000"):
-            denoise(model(), asked, seeds=[0], steps=steps)
+            denoise(model(), label_inputs, seeds=[0], steps=steps)
     for wrong in ({"eta": 1.5}, {"eta": -0.1}, {"guidance": -1.0}):
         with pytest.raises(ValueError, match="eta is"):
-            denoise(model(), asked, seeds=[0], steps=1, **wrong)
+            denoise(model(), label_inputs, seeds=[0], steps=1, **wrong)
     other = af.build(af.override(af.spec("gpt2"), {"decoder.depth": 0, "width": 12}), device="meta")
     with pytest.raises(ValueError, match="NoiseHead"):
-        denoise(other, asked, seeds=[0])
+        denoise(other, label_inputs, seeds=[0])
     for wrong_schedule in ({"start": 0.0}, {"start": 0.5, "end": 0.1}, {"steps": 0}, {"curve": "bent"}):
         with pytest.raises(ValueError, match="NoiseSchedule"):
             NoiseSchedule(**wrong_schedule)  # type: ignore[arg-type]

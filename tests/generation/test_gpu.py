@@ -1,4 +1,4 @@
-"""Decoding on a CUDA GPU, one family for each kind of state: fast steps write the tokens of plain ones."""
+"""Decoding on a CUDA GPU, one family per type of state: fast steps write the same tokens as plain steps."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"max_new_tokens": 2.5}, "max_new_tokens=2.5"),
     ({"max_new_tokens": True}, "max_new_tokens=True"),
     ({"max_new_tokens": "5"}, "max_new_tokens='5'"),
-    ({"max_new_tokens": 40}, "max_new_tokens=40: 43 tokens do not fit the model's 32 positions"),
+    ({"max_new_tokens": 40}, "max_new_tokens=40: 43 .* 32 positions"),
     ({"max_length": 3}, "max_length=3: the prompt .* 3 tokens"),
     ({"max_length": 50}, "max_length=50: 50 tokens do not fit"),
     ({"min_new_tokens": 5, "max_new_tokens": 4}, "min_new_tokens=5: more than max_new_tokens=4"),
@@ -100,9 +100,9 @@ def test_a_bad_parameter_is_named(options: dict[str, Any], line: str) -> None:
         ([[1, 2]], "input_ids.*tensor, got a list"),
         (
             torch.zeros(1, 33, dtype=torch.long),
-            "input_ids: a prompt of 33 tokens does not fit the model's 32 positions",
+            "input_ids.* 33 tokens .* 32 positions",
         ),
-        (torch.tensor([[1, 99]]), "token id 99 is outside the vocabulary of 40"),
+        (torch.tensor([[1, 99]]), "token id 99 .* 40"),
         (None, "prompt: pass input_ids"),
     ],
 )
@@ -113,7 +113,7 @@ def test_a_bad_prompt_is_named(prompt: Any, line: str) -> None:
 
 def test_prompts_up_to_the_last_position() -> None:
     assert af.generate(decoder(), ids(1, 32), max_new_tokens=1, eos_token_id=[]).shape == (1, 33)
-    assert af.generate(decoder(), ids(1, 30), eos_token_id=[]).shape == (1, 33), "20 tokens unless there is less room"
+    assert af.generate(decoder(), ids(1, 30), eos_token_id=[]).shape == (1, 33), "20 tokens, or as many as fit"
     padded = torch.cat((torch.zeros(1, 5, dtype=torch.long), ids(1, 30)), dim=1)
     mask = (torch.arange(35) >= 5).long()[None]
     out = af.generate(decoder(), padded, attention_mask=mask, max_new_tokens=3, eos_token_id=[])
@@ -125,7 +125,7 @@ def test_a_bad_assistant_is_named() -> None:
         with pytest.raises(ValueError, match=f"assistant_model: {line}"):
             af.generate(model or decoder(), NEXT, **options)
 
-    refuse("its vocabulary has 39 tokens, the model's has 40", assistant_model=decoder(39))
+    refuse(".*vocabulary.* 39 .* 40", assistant_model=decoder(39))
     refuse("cannot draft for beam search, .*num_beams=2", assistant_model=decoder(), num_beams=2)
     refuse("cannot draft for contrastive", assistant_model=decoder(), penalty_alpha=0.5)
     refuse("cannot be combined with prompt_lookup_num_tokens=2", assistant_model=decoder(), prompt_lookup_num_tokens=2)
@@ -142,9 +142,7 @@ def test_a_bad_assistant_is_named() -> None:
 
 def test_states_that_do_not_fit() -> None:
     model = decoder()
-    with pytest.raises(
-        ValueError, match="max_new_tokens=6: 9 tokens do not fit the 7 tokens that past_key_values has room"
-    ):
+    with pytest.raises(ValueError, match="max_new_tokens=6: 9 tokens .* 7 .*past_key_values"):
         af.generate(model, NEXT, max_new_tokens=6, past_key_values=model.new_state(1, capacity=7))
     out = af.generate(model, NEXT, max_new_tokens=2, eos_token_id=[], return_dict=True)
     with pytest.raises(ValueError, match="past_key_values already contains 4 tokens"):
@@ -176,7 +174,7 @@ def test_generation_config_is_read_and_the_caller_wins(saved: Path) -> None:
         af.generate(model, NEXT, num_beams=1), af.generate(plain, NEXT, max_new_tokens=5, eos_token_id=[])
     )
     assert af.generate(model, NEXT, max_length=4).shape[1] == 4
-    assert torch.equal(af.generate(model, NEXT, num_beams=None), expected), "None is what the file says"
+    assert torch.equal(af.generate(model, NEXT, num_beams=None), expected), "None uses the value in the file"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Steps of a batch on a CPU by packed weights: when they are packed, the same texts, and a model that is as it was."""
+"""Decoding a batch on a CPU with packed weights: when they are packed, equal texts, and an unchanged model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def every_layer_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     PACKED.kept.clear()
     monkeypatch.setattr(pack, "MIN_WEIGHTS", 1)
     monkeypatch.setattr(hardware, "free_memory", lambda: 2**40)
-    monkeypatch.setattr(hardware, "packed_is_faster", lambda: hardware.has("onednn"))  # whatever else runs meanwhile
+    monkeypatch.setattr(hardware, "packed_is_faster", lambda: hardware.has("onednn"))  # not measured: may be busy
 
 
 def write(model: Any, rows: int = 4, **options: Any) -> Tensor:
@@ -51,7 +51,7 @@ def test_the_same_text_and_the_model_as_it_was(family: str, fused: bool) -> None
 
 @packs
 def test_steps_run_by_what_was_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every layer of the decoder and the head, and prompts as before."""
+    """Steps use packed weights in every layer of the decoder and in the head; prompts do not."""
     model = model_of("gpt2")
     seen: list[nn.Module] = []
 
@@ -62,7 +62,7 @@ def test_steps_run_by_what_was_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PackedLinear, "forward", forward)
     write(model)
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    assert set(seen) == set(linears) and len(seen) == 15 * len(linears)  # the first token is the prompt's
+    assert set(seen) == set(linears) and len(seen) == 15 * len(linears)  # the prompt gives the first of 16 tokens
 
 
 @packs

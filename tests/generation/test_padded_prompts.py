@@ -1,5 +1,5 @@
-"""Prompts of different lengths in one batch, padded on either side, go on as each does alone (N3, N4): whatever a mixer
-keeps, a pad takes no place in it.
+"""Prompts of different lengths in one batch, padded on either side, are continued as in separate calls (N3, N4): no
+state of a mixer contains padding.
 
 B prompts, T tokens, V vocabulary.
 """
@@ -27,7 +27,7 @@ SWAPS = [
 ]  # fmt: skip
 WINDOW = {"kind": "All", "masks": [{"kind": "Causal"}, {"kind": "Window", "size": 3}]}
 SHIFTED = {"kind": "Learned", "length": 32, "offset": 1}
-# beside what is swapped in: what looks back a few tokens only, with every way to say where they stand
+# besides the swaps: windows of a few tokens, with every type of position
 MORE: dict[str, dict[str, Any]] = {
     "window": {f"{OP}.mask": WINDOW}, "window, learned": {f"{OP}.mask": WINDOW, ABSOLUTE: part_of(ABSOLUTE, "Learned")},
     **{f"window, {kind}": {f"{OP}.mask": WINDOW, POSITION: part_of(POSITION, kind)} for kind in SLOTS[POSITION]
@@ -37,12 +37,12 @@ MORE: dict[str, dict[str, Any]] = {
     "real tokens are counted": {"embedding.numbering": {"kind": "RealTokens"}, ABSOLUTE: SHIFTED},
     "a token is not counted": {"embedding.numbering": {"kind": "WithoutToken", "token": 0}, ABSOLUTE: SHIFTED},
 }  # fmt: skip
-LENGTHS, WIDEST, NEW = (9, 2, 5), 11, 7  # every prompt has a pad at least
+LENGTHS, WIDEST, NEW = (9, 2, 5), 11, 7  # every prompt has at least one pad
 
 
 def writer(slot: str, kind: str) -> Any:
-    """With a kind swapped in, or with the one that is proposed where it sees the future; None where none is."""
-    if kind == "BlockSparseAttention":  # which writes short texts alone
+    """Return a causal model with this kind, or with the proposed replacement if the kind sees the future, or None."""
+    if kind == "BlockSparseAttention":  # with the default block size, it only writes short texts
         return af.override(plain(), {OP: part_of(OP, kind).replace(block_size=32, mask=Part.kinds["Causal"]())})
     try:
         return swapped(slot, kind)
@@ -56,7 +56,7 @@ def writer(slot: str, kind: str) -> Any:
 
 
 class Prompts:
-    """Texts, and what a model says of each alone."""
+    """Texts of different lengths and their logits from separate calls."""
 
     @torch.no_grad()
     def __init__(self, model: Any) -> None:
@@ -67,7 +67,7 @@ class Prompts:
 
     @torch.no_grad()
     def read(self, side: str, state: State) -> Tensor:
-        """All prompts in one batch; their mask (B, T)."""
+        """Read all prompts in one batch, compare the logits, and return the mask (B, T)."""
         mask = torch.stack([torch.arange(WIDEST) < n for n in LENGTHS])
         mask = mask.flip(1) if side == "left" else mask
         ids = torch.zeros(mask.shape, dtype=torch.long)
@@ -80,7 +80,7 @@ class Prompts:
 
     @torch.no_grad()
     def go_on(self, state: State, start: int, end: int, **given: Tensor) -> None:
-        """These tokens behind each prompt say what they do in its text alone."""
+        """Read the next tokens of every text and compare the logits."""
         more = torch.cat([text[:, n + start : n + end] for text, n in zip(self.texts, LENGTHS, strict=True)])
         scores = self.model(input_ids=more, past_key_values=state, **given).logits
         alone = [row[n + start : n + end] for row, n in zip(self.alone, LENGTHS, strict=True)]
@@ -89,15 +89,15 @@ class Prompts:
 
 @pytest.mark.parametrize(("slot", "kind"), [
     *(pytest.param(slot, kind, marks=pytest.mark.slow if slot in (POSITION, ABSOLUTE, ROUTER) else ())
-      for slot, kind in SWAPS),  # every position stands with a window among the others
+      for slot, kind in SWAPS),  # MORE contains every position with a window
     *((None, name) for name in MORE),
 ])  # fmt: skip
 def test_a_batch_of_prompts_goes_on_as_each_alone(slot: str | None, kind: str) -> None:
-    """Token by token under the mask of the whole row, and several at once without one; also once it is static."""
+    """Token by token with the mask of the whole row, and several tokens at once without a mask; growing and static."""
     spec = writer(slot, kind) if slot else af.override(plain(), MORE[kind])
     model = None if spec is None else stirred(spec).eval()
     if model is None or not model.remembers:
-        return  # a text is read again for each token
+        return  # there is no cache
     prompts = Prompts(model)
     for side in ("right", "left"):
         state = model.new_state()
@@ -120,7 +120,7 @@ def model_with_a_window() -> Any:
 
 @torch.no_grad()
 def test_pieces_of_prompts_that_end_in_pads() -> None:
-    """Each piece of a row may: a text goes on behind its last real token, whatever stands between."""
+    """Each piece of a row may end in padding: a text continues after its last real token."""
     model = model_with_a_window()
     prompts, state = Prompts(model), model.new_state()
     rows = [text[0].tolist() for text in prompts.texts]
@@ -140,7 +140,8 @@ def test_pieces_of_prompts_that_end_in_pads() -> None:
 
 @torch.no_grad()
 def test_what_a_mask_says_of_a_past_that_was_moved() -> None:
-    """It may be the caller's row or the state's; another past than was read is refused, for its columns are gone."""
+    """A mask may describe the past as the caller padded it or as the state stores it. A mask with different real tokens
+    is refused, because the state no longer has their columns."""
     model = model_with_a_window()
     prompts, state = Prompts(model), model.new_state()
     mask = prompts.read("right", state)
@@ -153,13 +154,13 @@ def test_what_a_mask_says_of_a_past_that_was_moved() -> None:
     prompts.go_on(joined, 0, 2, attention_mask=torch.cat((mixed, mixed.new_ones(len(mixed), 2)), dim=1))
     other = torch.cat((mask, mask.new_ones(len(mask), 1)), dim=1).long()
     other[0, 0] = 0
-    with pytest.raises(ValueError, match="^attention_mask differs from the cached mask.*new tokens$"):
+    with pytest.raises(ValueError, match="^attention_mask .*cached mask.*new tokens"):
         prompts.go_on(state, 0, 1, attention_mask=other)
 
 
 @torch.no_grad()
 def test_writing_goes_on_from_a_padded_past() -> None:
-    """What stands between two real tokens of a prompt is left out there too; a past that is no beginning is refused."""
+    """Padding between real tokens of a prompt is ignored. A past that is not the start of the prompt is refused."""
     model = model_with_a_window()
     prompts, state = Prompts(model), model.new_state()
     mask = prompts.read("right", state)
@@ -178,7 +179,7 @@ def test_writing_goes_on_from_a_padded_past() -> None:
 
 
 def test_pads_are_found_without_a_mask() -> None:
-    """Each prompt is continued as it is alone, also one that consists of pads."""
+    """Each prompt is continued as in a separate call, even one that consists of padding."""
     model = model_with_a_window()
     how: dict[str, Any] = {"max_new_tokens": 4, "eos_token_id": [], "pad_token_id": 0}
     for prompts in ([[0, 0, 7, 8], [1, 2, 3, 4]], [[0, 0, 7, 8], [0, 0, 0, 0]], [[0, 0], [0, 0]]):
@@ -205,7 +206,7 @@ def test_a_static_state_takes_no_pads_behind_a_prompt() -> None:
 @pytest.mark.parametrize("varies", ["input_ids", "attention_mask"])
 @torch.no_grad()
 def test_a_compiled_model_reads_rows_whose_length_varies(varies: str) -> None:
-    """A length that the compiler keeps open is compared with one that it knows."""
+    """Either length may be dynamic for the compiler while the other is static."""
     model = stirred(plain()).eval()
     torch._dynamo.reset()
     given = {"input_ids": torch.arange(12).view(2, 6) % V, "attention_mask": torch.ones(2, 6, dtype=torch.long)}
@@ -218,7 +219,7 @@ def test_a_compiled_model_reads_rows_whose_length_varies(varies: str) -> None:
 @pytest.mark.slow
 @torch.no_grad()
 def test_pads_behind_a_prompt_in_a_compiled_model() -> None:
-    """Where nothing may be asked of a mask: rows are moved whether or not they end in pads."""
+    """A compiled model cannot read the values of a mask, so it always moves rows, with or without padding."""
     model = stirred(af.override(plain(), {**MORE["window"], "decoder.depth": 1})).eval()
     prompts, state = Prompts(model), model.new_state()
     prompts.model = torch.compile(model, backend="eager", fullgraph=True)

@@ -1,4 +1,4 @@
-"""Chance: the right frequencies, and nothing that depends on anything but seed, place and token."""
+"""Random numbers of generation: correct frequencies that depend only on seed, position and token."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ def test_tokens_come_as_often_as_they_should(vary: str) -> None:
     share = tokens.bincount(minlength=5) / N
     assert (share - P).abs().max() < 0.006 and share[4] == 0
     first = (tokens == 0).double()
-    assert abs(torch.corrcoef(torch.stack((first[1:], first[:-1])))[0, 1]) < 0.012, (
-        "neighbours know nothing of each other"
-    )
+    assert abs(torch.corrcoef(torch.stack((first[1:], first[:-1])))[0, 1]) < 0.012, "neighbours must be independent"
     assert torch.equal(tokens, rng.one(P.log().expand(N, -1), places, top=4))
 
 
@@ -47,7 +45,7 @@ def test_rows_are_independent_of_each_other() -> None:
 
 
 def test_no_two_seeds_copies_and_places_share_their_chance() -> None:
-    """Copy 1 of seed 1 is not copy 0 of seed 2, and place 1 of the one is not place 0 of the other."""
+    """Copy 1 of seed 1 differs from copy 0 of seed 2, and position 1 of one differs from position 0 of the other."""
     rng = SeededRows(list(range(40)), 40, 40, CPU)
     assert len(set(rng.seeds.tolist())) == 1600
     token = torch.zeros(1, 1, dtype=torch.long)
@@ -64,7 +62,7 @@ def test_the_rarest_draws_are_finite(bits: int, expected: float, monkeypatch: py
 
 
 def test_a_seed_gives_what_it_always_gave() -> None:
-    """On every machine and in every version: what someone wrote down with its seed can be written again."""
+    """A seed gives the same text on every machine and in every version."""
     tokens = SeededRows([0, 1, 2**40], 3, 2, CPU).one(torch.zeros(6, 50_000), torch.arange(6))
     assert tokens.tolist() == [37526, 16856, 15510, 42595, 21969, 40615]
 
@@ -84,7 +82,7 @@ def test_seeds_below_zero_are_seeds_of_their_own() -> None:
 
 
 def test_every_bit_of_a_seed_is_mixed_in() -> None:
-    """As if thrown: about half of the bits change with any one of them."""
+    """Changing any bit of the seed changes about half of the bits of the result."""
     x = torch.arange(1000) * 0x9E3779B97F4A7C1
     for bit in range(64):
         changed = mix(x) ^ mix(x ^ (-(2**63) if bit == 63 else 2**bit))

@@ -1,4 +1,4 @@
-"""Rows of one static state that have lengths of their own: each goes on as it does alone, and none has a pad."""
+"""Rows of a static state with different lengths, without padding: each row is continued as in a separate call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from anyformer.runtime.state import State
 LENGTHS, NEW, CAPACITY = (9, 2, 5), 7, 20
 SMALL = {"width": 24, "embedding.tokens.vocab_size": 99, "head.vocab_size": 99, "decoder.depth": 2,
          "decoder.layers.feedforward.op.width": 32}  # fmt: skip
-# one of each kind of memory, and of each kind of place that masks and positions count
+# one model per type of state, and per type of position or mask
 CASES = (
     "GPT2LMHeadModel", "MixtralForCausalLM-window", "DeepseekV2ForCausalLM", "T5ForConditionalGeneration",
     "MambaForCausalLM-one-tap", "Mamba2ForCausalLM", "RobertaForCausalLM", "RwkvForCausalLM", "BloomForCausalLM",
@@ -51,7 +51,7 @@ def model_of(name: str) -> Any:
 
 
 class Texts:
-    """A model, texts of different lengths and, for a pair, what each was written after."""
+    """A model, texts of different lengths and, for an encoder-decoder, their sources."""
 
     def __init__(self, name: str) -> None:
         self.model = model_of(name)
@@ -64,18 +64,18 @@ class Texts:
         return {"decoder_input_ids": ids, "input_ids": self.sources[row]} if self.pair else {"input_ids": ids}
 
     def alone(self) -> list[Tensor]:
-        """(T, V) scores of each whole text."""
+        """Scores (T, V) of each whole text."""
         return [self.model(**self.inputs(row, ids), use_cache=False).logits[0] for row, ids in enumerate(self.ids)]
 
     def read(self) -> State:
-        """The prompts, each read by itself, as rows of a growing state."""
+        """Read each prompt separately; return a growing state with one row per prompt."""
         states = [self.model.new_state() for _ in LENGTHS]
         for row, (state, n) in enumerate(zip(states, LENGTHS, strict=True)):
             self.model(**self.inputs(row, self.ids[row][:, :n]), past_key_values=state)
         return State.concatenate(states)
 
     def go_on(self, state: State, start: int, count: int, order: Sequence[int] = (0, 1, 2)) -> Tensor:
-        """(B, count, V) scores of so many new tokens of each text."""
+        """Read `count` new tokens of each text; return the scores (B, count, V)."""
         ids = torch.cat([self.ids[i][:, LENGTHS[i] + start : LENGTHS[i] + start + count] for i in order])
         return self.model(**{"decoder_input_ids" if self.pair else "input_ids": ids}, past_key_values=state).logits
 
@@ -87,7 +87,7 @@ def expected(alone: list[Tensor], start: int, count: int) -> Tensor:
 @pytest.mark.parametrize("name", [*CASES, *POSITIONS, "dmca", "global tokens"])
 @torch.no_grad()
 def test_each_row_goes_on_from_its_own_length(name: str) -> None:
-    """One token at a time and several at once, in rows that changed places, and back in a growing state."""
+    """One token at a time and several at once, with reordered rows, and after conversion to a growing state."""
     texts = Texts(name)
     alone, state = texts.alone(), texts.model.new_state(len(LENGTHS), capacity=CAPACITY)
     state.adopt(texts.read())
@@ -108,7 +108,7 @@ def test_as_many_tokens_of_each_row_are_forgotten() -> None:
     texts = Texts("GPT2LMHeadModel")
     alone, state = texts.alone(), texts.model.new_state(len(LENGTHS), capacity=CAPACITY)
     state.adopt(texts.read())
-    texts.go_on(state, 2, 3)  # not what follows
+    texts.go_on(state, 2, 3)  # wrong tokens, removed below
     state.truncate(state.length - 3)
     assert state.lengths.tolist() == list(LENGTHS)
     close(texts.go_on(state, 0, 2), expected(alone, 0, 2), 1e-5)
@@ -116,7 +116,7 @@ def test_as_many_tokens_of_each_row_are_forgotten() -> None:
 
 @torch.no_grad()
 def test_pads_between_tokens_are_remembered() -> None:
-    """What stands on the left is left behind; a hole in the middle stays one until it is cut off."""
+    """Padding on the left is dropped; padding between tokens is kept until it is truncated."""
     model = Texts("GPT2LMHeadModel").model
     ids = torch.randint(5, 90, (2, 9), generator=torch.Generator().manual_seed(3))
     mask = torch.tensor([[0, 0, 1, 1, 0, 1, 1, 1, 1], [1] * 9])
@@ -130,7 +130,7 @@ def test_pads_between_tokens_are_remembered() -> None:
     for each in (state.to_growing(), state.to_growing(7), state):
         close(model(input_ids=ids[:, 6:8], past_key_values=each).logits, whole[:, 6:8], 1e-5)
     close(model(input_ids=ids[:, 8:], past_key_values=state).logits, whole[:, 8:], 1e-5)
-    state.truncate(4)  # row 0 is cut where its hole was
+    state.truncate(4)  # removes the padding in row 0
     assert state.lengths.tolist() == [2, 4] and state.is_token.all()
     state.truncate(3)
     assert state.lengths.tolist() == [1, 3]

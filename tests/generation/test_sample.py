@@ -1,4 +1,4 @@
-"""One text a row: streaming, ends, reasons, segments, and sampling in proportion."""
+"""Greedy search and sampling: streaming, stop conditions, finish reasons, segments and frequencies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from writers import V, decoder, ids, pair
 
 
 class Letters:
-    """A tokenizer: token n is the letter n, and 10 is a word of three."""
+    """A tokenizer: token n is the n-th letter, and token 10 is a word of three letters."""
 
     def decode(self, tokens: list[int]) -> str:
         return "".join("abc" if token == 10 else chr(97 + token % 26) for token in tokens)
@@ -64,8 +64,8 @@ def test_stop_strings(options: dict[str, Any]) -> None:
     free = af.generate(decoder(), ids(1, 4), **options)
     text = tokenizer.decode(free[0, 4:].tolist())
     stop = text[2:4]
-    told = {"stop_strings": [stop, "???"], "tokenizer": tokenizer, "return_dict": True}
-    out = af.generate(decoder(), ids(1, 4), **options, **told)
+    stopping = {"stop_strings": [stop, "???"], "tokenizer": tokenizer, "return_dict": True}
+    out = af.generate(decoder(), ids(1, 4), **options, **stopping)
     found = tokenizer.decode(out.sequences[0, 4:].tolist())
     if "num_beams" not in options:
         assert found == text[: text.index(stop) + 2]
@@ -75,22 +75,22 @@ def test_stop_strings(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("stop", ["é", "🙂", "ends ☃ 🙂🙂", "日本語のテキスト" * 3, "e\u0301"])
 def test_stop_strings_of_many_bytes(stop: str, tmp_path: Path) -> None:
-    """A token a byte: a text is complete with the last byte of the string and not before, whatever stands before it."""
+    """With one token per byte, a text ends exactly at the last byte of the stop string, whatever text is before it."""
     tokenizer = Bytes().make([], tmp_path)
     wanted = tokenizer.encode(stop, add_special_tokens=False)
     assert len(wanted) == len(stop.encode())
     for before in ("", "x", "日", "plain words " * 9, "🙃" * 40, stop[:-1]):
         given = tokenizer.encode(before, add_special_tokens=False)
-        for lost in (0, 1):  # also behind half a character
+        for lost in (0, 1):  # 1: after an incomplete character
             text = [*given[lost:], *wanted]
-            prompt = [5, *wanted]  # which does not count
+            prompt = [5, *wanted]  # a stop string in the prompt does not end the text
             end = Ending(Settings(stop_strings=[stop]), 999, len(prompt), tokenizer, "cpu")
             done = [bool(end(torch.tensor([[*prompt, *text[:n]]]))) for n in range(1, len(text) + 1)]
             assert done == [False] * (len(text) - 1) + [True]
 
 
 def test_segments_go_on() -> None:
-    """token_type_ids of the prompt: what is written belongs to the segment that it ended in (as published)."""
+    """New tokens get the token_type_id of the prompt's last token (as published)."""
     model, prompt = decoder(), ids(2, 4)
     kinds = torch.tensor([[5, 5, 6, 6], [5, 5, 5, 7]])
     out = af.generate(model, prompt, token_type_ids=kinds, max_new_tokens=4, eos_token_id=[])
@@ -109,7 +109,7 @@ def test_segments_go_on() -> None:
 
 
 def test_samples_come_in_proportion() -> None:
-    """10,000 copies of one prompt: the frequencies of the first token are its probabilities."""
+    """In 10,000 copies of one prompt, the frequencies of the first token equal its probabilities."""
     model, prompt = decoder(), ids(1, 4)
     with torch.no_grad():
         p = (model(input_ids=prompt).logits[0, -1] / 0.8).softmax(-1)
@@ -125,7 +125,7 @@ def test_a_seed_each() -> None:
     out = af.generate(decoder(), prompt, seed=[1, 2, 1], **options)
     assert torch.equal(out[0], out[2]) and not torch.equal(out[0], out[1])
     same = af.generate(decoder(), prompt, seed=1, **options)
-    assert torch.equal(same[0], same[1]) and torch.equal(same[0], out[0]), "rows do not differ by their place"
+    assert torch.equal(same[0], same[1]) and torch.equal(same[0], out[0]), "rows do not depend on their index"
     torch.manual_seed(4)
     a = af.generate(decoder(), prompt, **options)
     torch.manual_seed(4)
@@ -134,7 +134,7 @@ def test_a_seed_each() -> None:
 
 
 def test_pads_do_not_count_as_text() -> None:
-    """A padded prompt with pad = end token: penalties do not punish the end for the padding."""
+    """If the padding token is the end token, penalties do not count the padding of a prompt."""
     model, prompt = decoder(), ids(1, 4)
     free = af.generate(model, prompt, max_new_tokens=8, repetition_penalty=1.5, eos_token_id=[])
     eos = int(free[0, 7])
@@ -151,7 +151,7 @@ def test_pads_do_not_count_as_text() -> None:
 
 
 def test_the_decoder_prompt_of_a_pair() -> None:
-    """Starts with the start token, which is put before what the caller gives unless it is there."""
+    """The decoder prompt starts with the start token, which is added if the caller's prompt does not start with it."""
     start = af.generate(pair(), ids(2, 5), max_new_tokens=4, eos_token_id=[])
     again = af.generate(pair(), ids(2, 5), decoder_input_ids=start[:, :3], max_new_tokens=2, eos_token_id=[])
     added = af.generate(pair(), ids(2, 5), decoder_input_ids=start[:, 1:3], max_new_tokens=2, eos_token_id=[])

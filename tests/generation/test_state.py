@@ -1,4 +1,4 @@
-"""States on their own: rings, sizes, and what `count` says about them."""
+"""States: ring buffers, sizes, truncation, and the sizes that `af.count` predicts."""
 
 from __future__ import annotations
 
@@ -115,7 +115,8 @@ def test_count_predicts_windows_and_memories(windowed: Any) -> None:
 
 @pytest.mark.parametrize("shape", [(), (2,), (2, 3)], ids=["a number", "a vector", "heads"])
 def test_an_index_writes_where_lines_do(shape: tuple[int, ...]) -> None:
-    """What a compiler writes through, beside the lines of a table: columns of all rows at once, or of each its own."""
+    """`grid`, which compiled code uses to write, selects the same entries as `lines`, with columns shared by all rows
+    or separate columns per row."""
     size = held_shape(shape, 2, 5)
     for columns in (torch.tensor([4, 0]), torch.tensor([[1, 3], [4, 0]])):
         held, other, new = torch.zeros(size), torch.zeros(size), torch.randn(held_shape(shape, 2, 2))
@@ -133,7 +134,7 @@ def test_truncate_says_what_it_cannot(windowed: Any) -> None:
     for length in (-1, 7):
         with pytest.raises(ValueError, match=f"cannot be truncated to {length}"):
             state.truncate(length)
-    with pytest.raises(ValueError, match="only growing"):
+    with pytest.raises(ValueError, match="only growing states"):
         State.concatenate([state, model.new_state(1, capacity=9)])
     with pytest.raises(ValueError, match="empty state"):
         State.concatenate([state, model.new_state()])
@@ -141,7 +142,7 @@ def test_truncate_says_what_it_cannot(windowed: Any) -> None:
 
 @torch.no_grad()
 def test_rows_of_one_length_need_no_mask_after_they_are_joined() -> None:
-    """Without one, faster kernels can be used."""
+    """Without a mask, faster kernels can be used."""
     model = af.build(small()).eval()
     states = [model.new_state() for _ in range(3)]
     for state, length in zip(states, (4, 4, 3), strict=True):
@@ -152,7 +153,7 @@ def test_rows_of_one_length_need_no_mask_after_they_are_joined() -> None:
 
 @torch.no_grad()
 def test_a_full_state_takes_no_more() -> None:
-    """Also where another row has room left."""
+    """Even if a different row has room left."""
     model = af.build(small(), seed=2).eval()
     grown, state = model.new_state(), model.new_state(2, capacity=6)
     mask = torch.tensor([[0, 0, 1, 1, 1], [1] * 5])
@@ -160,7 +161,7 @@ def test_a_full_state_takes_no_more() -> None:
     state.adopt(grown)
     model(input_ids=torch.ones(2, 1, dtype=torch.long), past_key_values=state)
     assert state.lengths.tolist() == [4, 6]
-    with pytest.raises(ValueError, match="room for 6 tokens: 1 after 6 do not fit"):
+    with pytest.raises(ValueError, match="room for 6 tokens: 1 after 6"):
         model(input_ids=torch.ones(2, 1, dtype=torch.long), past_key_values=state)
     with pytest.raises(ValueError, match="cannot be truncated to 1"):
         state.truncate(1)
@@ -182,7 +183,7 @@ def test_a_static_state_is_cut_by_its_length() -> None:
 
 @torch.no_grad()
 def test_the_state_of_a_pair_is_cut_back() -> None:
-    """What was made of its memory stays as it is."""
+    """Truncation keeps the cross-attention keys and values."""
     model, source, text = pair(), words(2, 5), words(2, 7, seed=1)
     state = model.new_state()
     model(input_ids=source, decoder_input_ids=text[:, :6], past_key_values=state)
@@ -195,7 +196,7 @@ def test_the_state_of_a_pair_is_cut_back() -> None:
 @pytest.mark.parametrize("capacity", [None, 16], ids=["growing", "static"])
 @torch.no_grad()
 def test_a_padded_state_is_cut_back(capacity: int | None) -> None:
-    """Rows padded on the left, read on, cut back to each earlier length and read on otherwise."""
+    """Read rows padded on the left, truncate to each earlier length and continue with different tokens."""
     model = af.build(small(), seed=2).eval()
     generator = torch.Generator().manual_seed(1)
     ids, others = (torch.randint(1, 50, (3, 9), generator=generator) for _ in "ab")
@@ -215,7 +216,7 @@ def test_a_padded_state_is_cut_back(capacity: int | None) -> None:
             assert torch.equal(state.is_token, mask[:, :length].bool())  # type: ignore[arg-type]
         text = torch.cat((ids[:, :length], others[:, length:]), dim=1)
         expected = model(input_ids=text, attention_mask=mask, use_cache=False).logits
-        if capacity is None:  # which tokens are real is remembered
+        if capacity is None:  # the state knows which tokens are padding
             found = model(input_ids=text[:, length:], past_key_values=state).logits
         else:
             found = read(state, text, length, 9)

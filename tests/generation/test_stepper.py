@@ -1,4 +1,4 @@
-"""A stepper on its own: what it keeps of the text itself, beside what the model remembers."""
+"""The stepper: the parts of a text that it keeps in addition to the model's state."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from writers import decoder, ids
 @pytest.mark.parametrize(("use_cache", "segments"), [(False, False), (True, True), (False, True)])
 @torch.no_grad()
 def test_texts_that_join_go_on_as_they_would_alone(use_cache: bool, segments: bool) -> None:
-    """All tokens, if nothing is remembered; or the segment that each prompt ended in. The longest text then leaves, and
-    its columns leave with it."""
+    """The stepper keeps all tokens (without a cache) and the last segment of each prompt. When the longest text is
+    removed, `trim` removes its columns."""
     model, tokens, steppers = decoder(), torch.tensor([7, 8, 9]), []
     for length in (3, 9, 2):
         source = {"token_type_ids": torch.arange(5, 5 + length)[None]} if segments else {}
@@ -30,7 +30,7 @@ def test_texts_that_join_go_on_as_they_would_alone(use_cache: bool, segments: bo
     assert first.length == 4
     close(first.step(tokens[:2]), torch.cat((alone[0].step(tokens[:1]), alone[2].step(tokens[1:2]))), 1e-5)
     first.reorder(torch.tensor([1]))
-    for _ in range(2):  # the second time, no row has a pad
+    for _ in range(2):  # the second time, there is no padding
         first.trim()
         assert first.length == 4
     close(first.step(tokens[2:]), alone[2].step(tokens[2:]), 1e-5)
@@ -40,7 +40,7 @@ def test_texts_that_join_go_on_as_they_would_alone(use_cache: bool, segments: bo
 @pytest.mark.parametrize("given", ["ids", "mask", "segments", "embeddings"])
 @torch.no_grad()
 def test_forgotten_tokens_leave_no_trace(given: str, use_cache: bool) -> None:
-    """Whether they were written or part of the prompt. The text goes on, alone and together with another."""
+    """Rewinding removes new tokens and tokens of the prompt. Then the text continues, also joined with another text."""
     model, prompt, tokens = decoder(), ids(2, 6), ids(2, 3, seed=1)
     mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6]).bool() if given == "mask" else None
 

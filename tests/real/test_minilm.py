@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2: how alike two sentences are, as transformers computes it and as people judged it (STS-B)."""
+"""all-MiniLM-L6-v2: sentence similarities equal those in transformers and correlate with human ratings (STS-B)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_same_hidden_states_and_similarities(folder: Path) -> None:
 
 
 def test_spearman_on_stsb(folder: Path, shared_data: Path) -> None:
-    """82.03 is what the model card's authors report for the test set (MTEB, STSBenchmark)."""
+    """The model card reports 82.03 for the test set (MTEB, STSBenchmark)."""
     with gzip.open(shared_data / "stsb" / "stsb-en-test.csv.gz", "rt", encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))
     assert len(rows) == 1379

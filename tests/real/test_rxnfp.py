@@ -1,5 +1,5 @@
-"""rxnfp's BERTs of chemical reactions [Schwaller et al. 2021]: configs of 2019, two of them without a model_type, one
-with 50 labels beside the names of two; pickles of before torch 1.6."""
+"""rxnfp's BERTs of chemical reactions [Schwaller et al. 2021]: configs of 2019, two without a model_type and one with
+50 labels but only two label names; pickles from before torch 1.6."""
 
 from __future__ import annotations
 

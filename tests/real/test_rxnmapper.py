@@ -15,7 +15,7 @@ import anyformer as af
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.real
 
-# the tokens of SMILES, as the package divides them
+# tokens of SMILES, split as in the package
 TOKENS = re.compile(r"\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|/|:|~|@|\?|>>?|\*|\$|%\d\d|\d")
 REACTIONS = ["CC(C)S.CN(C)C=O.Fc1cccnc1F>>CC(C)Sc1ncccc1F", "CCO.CC(=O)O>>CC(=O)OCC"]
 
@@ -52,7 +52,7 @@ def test_equal_to_transformers(folder: Path, source: Path) -> None:
 
 
 def test_it_knows_chemistry(folder: Path) -> None:
-    """Most tokens of a reaction, each masked in its turn, are the ones it names."""
+    """The model predicts most tokens of a reaction correctly if each is masked in turn."""
     model: Any = af.load(folder)
     words = (folder / "vocab.txt").read_text().split("\n")
     right = total = 0

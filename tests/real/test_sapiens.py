@@ -18,7 +18,7 @@ pytestmark = pytest.mark.real
 
 RESIDUES = "ACDEFGHIKLMNPQRSTVWY"
 MASK = 24
-# the variable region of pembrolizumab's heavy chain, the package's own example
+# the variable region of pembrolizumab's heavy chain, the example of the package
 CHAIN = (
     "QVQLVQSGVEVKKPGASVKVSCKASGYTFTNYYMYWVRQAPGQGLEWMGGINPSNGGTNF"
     "NEKFKNRVTLTTDSSTTTAYMELKSLQFDDTAVYYCARRDYRFDMGFDYWGQGTTVTVSS"
@@ -27,7 +27,7 @@ CHAIN = (
 
 @pytest.fixture(scope="module")
 def folder(fetched: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """fairseq's names and training arguments as Hugging Face's."""
+    """Convert fairseq's names and training arguments to Hugging Face's."""
     source = fetched("sapiens==1.0.5") / "sapiens" / "models" / "v1"
     assert (source / "dict.txt").read_text().split()[::2] == list(RESIDUES)
     with torch.serialization.safe_globals([argparse.Namespace]):

@@ -1,4 +1,4 @@
-"""stories260K [Karpathy, llama2.c]: a fluent story, the same from the exported folder in transformers."""
+"""stories260K [Karpathy, llama2.c] writes a fluent story, and the same story after export to transformers."""
 
 from __future__ import annotations
 
