@@ -23,8 +23,8 @@ from anyformer.parts.attention.linear import (
     OrthogonalRows,
     SoftmaxFeatures,
 )
+from anyformer.parts.mask import CAUSAL, FULL, Window
 from anyformer.runtime.context import Context
-from anyformer.runtime.mask import CAUSAL, FULL, Window
 from anyformer.runtime.state import PerRow
 from anyformer.specs.codec import encode
 from anyformer.specs.part import Site

@@ -31,12 +31,12 @@ from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.question_span import QuestionHead
 from anyformer.parts.head.speech import SpeechOutput
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import CAUSAL
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Alibi, Integer, RelativeVectors, TreeDepth
 from anyformer.parts.position.relative import InputRope
 from anyformer.parts.position.rotary import Rope
 from anyformer.runtime.context import Context
-from anyformer.runtime.mask import CAUSAL
 from anyformer.stacks.block import Block
 from anyformer.stacks.funnel import Funnel
 from anyformer.stacks.stack import Stack

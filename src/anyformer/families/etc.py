@@ -15,7 +15,7 @@ from anyformer.parts.attention.attention import Attention
 from anyformer.parts.attention.etc import GlobalLocalVectors
 from anyformer.parts.embedding.segments import SegmentedText
 from anyformer.parts.embedding.text import Tokens
-from anyformer.runtime.mask import Global, Mask, Window
+from anyformer.parts.mask import Global, Mask, Window
 from anyformer.specs.addresses import edit, value_at
 
 OP = "encoder.layers.attention.op"

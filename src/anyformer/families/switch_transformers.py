@@ -17,7 +17,7 @@ from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.feedforward.moe import MoE, Switch
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Normal
-from anyformer.runtime.mask import FULL
+from anyformer.parts.mask import FULL
 from anyformer.specs.addresses import value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack

@@ -22,9 +22,9 @@ from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Normal, Value
 from anyformer.parts.layer_mix import LayerMix
+from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned, Sinusoidal
-from anyformer.runtime.mask import Causal
 from anyformer.specs.addresses import value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack

@@ -22,8 +22,8 @@ from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import CAUSAL, FULL, Full, Mask, SameReach
 from anyformer.parts.norm import LayerNorm
-from anyformer.runtime.mask import CAUSAL, FULL, Full, Mask, SameReach
 from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import nearest, quote
 from anyformer.stacks.block import Block

@@ -13,7 +13,7 @@ from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import append_end
 from anyformer.objectives.objective import Batch, HeadInputs, Objective, Record, language_head, pad_rows, pad_texts
-from anyformer.runtime.mask import begins
+from anyformer.runtime.visibility import begins
 
 
 class NextToken(Objective, called=("CLM", "causal language modelling", "next-token prediction", "language modelling")):

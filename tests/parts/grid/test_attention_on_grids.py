@@ -19,8 +19,8 @@ from anyformer.parts.grid.halo import HaloAttention
 from anyformer.parts.grid.layout import Grid
 from anyformer.parts.grid.local_relation import LocalRelation
 from anyformer.parts.grid.non_local import CrissCross, NonLocal
+from anyformer.parts.mask import Axial
 from anyformer.runtime.context import Context
-from anyformer.runtime.mask import Axial
 from anyformer.specs.part import Site
 
 GRID = Grid(5, 7)

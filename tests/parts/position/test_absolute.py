@@ -16,6 +16,7 @@ from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.grid.windows import GridBias, Windows
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import Causal
 from anyformer.parts.position import dependency_tree
 from anyformer.parts.position.absolute import (
     Alibi,
@@ -45,7 +46,6 @@ from anyformer.parts.position.rotary import (
     Rope,
     YarnScaling,
 )  # fmt: skip
-from anyformer.runtime.mask import Causal
 from anyformer.specs.part import Site
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack

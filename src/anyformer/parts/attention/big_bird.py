@@ -25,11 +25,12 @@ from anyformer.parts.attention.attention import Attention, AttentionModule
 from anyformer.parts.attention.longformer import Chunked
 from anyformer.parts.embedding.text import TextEmbedding, TextEmbeddingModule
 from anyformer.parts.layer_mix import Neck
+from anyformer.parts.mask import FULL, Full, Mask
 from anyformer.parts.op import Op
 from anyformer.runtime.context import Context
-from anyformer.runtime.mask import FULL, Full, Mask, first_of_document
 from anyformer.runtime.state import State
 from anyformer.runtime.taps import Listener, TapNames, convert_listener
+from anyformer.runtime.visibility import first_of_document
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Part, Site
 

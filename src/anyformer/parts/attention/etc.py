@@ -12,7 +12,7 @@ from anyformer.parts.embedding.segments import Segments
 from anyformer.parts.position.absolute import AttentionPosition
 from anyformer.parts.position.bias import AttentionPositionModule, distance_in
 from anyformer.runtime.context import Context, at_places
-from anyformer.runtime.mask import text_positions
+from anyformer.runtime.visibility import text_positions
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Site
 

@@ -23,9 +23,9 @@ from anyformer.parts.embedding.text import TextEmbedding, TextEmbeddingModule
 from anyformer.parts.op import InHeads, Op
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import Kind
-from anyformer.runtime.mask import first_of_document
 from anyformer.runtime.state import State
 from anyformer.runtime.taps import MIXER, Listener, TapNames, convert_listener
+from anyformer.runtime.visibility import first_of_document
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Sees, Site
 

@@ -17,8 +17,8 @@ from anyformer.kernels.capture import can_read_values
 from anyformer.parts.embedding.segments import SegmentedText, SegmentedTextModule, Segments
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import Kind, check_shape
-from anyformer.runtime.mask import Order
 from anyformer.runtime.state import State
+from anyformer.runtime.visibility import Order
 from anyformer.specs.part import Site
 
 

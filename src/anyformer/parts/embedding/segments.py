@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from anyformer.parts.embedding.text import TextEmbedding, TextEmbeddingModule
 from anyformer.parts.position.relative import RelativeSinusoids, RelativeSinusoidsModule, align_to_keys, distances
 from anyformer.runtime.context import Context, at_places, leading_pads
-from anyformer.runtime.mask import first_of_document
 from anyformer.runtime.state import State
+from anyformer.runtime.visibility import first_of_document
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Site
 

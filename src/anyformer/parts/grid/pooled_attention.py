@@ -26,10 +26,10 @@ from anyformer.parts.grid.layout import (
     with_stride,
 )
 from anyformer.parts.init import Initializer, Kaiming
+from anyformer.parts.mask import FULL
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import InHeads, Reshaping
 from anyformer.runtime.context import Context, leading_pads
-from anyformer.runtime.mask import FULL
 from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
