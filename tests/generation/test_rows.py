@@ -12,7 +12,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
-from anyformer.parts.attention.longformer import GlobalTextEmbedding
+from anyformer.parts.embedding.global_text import GlobalTextEmbedding
 from anyformer.parts.embedding.text import Tokens
 from anyformer.parts.mask import CAUSAL, Mask, Window
 from anyformer.parts.position.bias import BucketedBias, DistanceBias

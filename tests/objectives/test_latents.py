@@ -18,7 +18,8 @@ from anyformer.generation.diffusion import denoise
 from anyformer.models import AutoencoderModel, Call
 from anyformer.objectives.diffuse import Diffuse
 from anyformer.objectives.draw import Reconstruct
-from anyformer.parts.grid.dvae import ConvDecoder, ConvEmbedding, GaussianLatent, Latent, RoundedCodes
+from anyformer.parts.embedding.autoencoder import ConvEmbedding
+from anyformer.parts.grid.dvae import ConvDecoder, GaussianLatent, Latent, RoundedCodes
 from anyformer.parts.init import Normal
 from anyformer.train.evaluate_split import evaluate
 from anyformer.train.optim import AdamW, Constant

@@ -23,7 +23,7 @@ from anyformer.look.sound import Sound
 from anyformer.look.views import Scene
 from anyformer.models import TransformerModule
 from anyformer.models.construct import skeleton
-from anyformer.parts.grid.layout import Grid
+from anyformer.runtime.grid import Grid
 from anyformer.specs.messages import quote
 from anyformer.tasks.each.transcribe import transcribe
 from anyformer.tasks.task import input_limit
