@@ -91,7 +91,7 @@ def learn(run: Any, folder: Path, seconds: float | None, curve: Path, device: st
 
 def transcribed(run: Any, out: Path, name: str, seconds: float | None, device: str) -> int:
     """Trains, and writes what the model makes of the test strings, and the share of wrong words; the steps it had."""
-    from anyformer.train.evaluate_split import write_predictions
+    from anyformer.evaluate.split import write_predictions
 
     trainer, ask = learn(run, out / "runs" / name, seconds, out / f"curve-{name}.jsonl", device)
     found = ask(run.data.test, trainer.model, trainer.tokenizer)
@@ -209,7 +209,7 @@ def finish(out: Path) -> None:
 def score(options: argparse.Namespace) -> None:
     import jiwer
 
-    from anyformer.train.evaluate_split import read_predictions
+    from anyformer.evaluate.split import read_predictions
 
     out = Path(options.out)
     for file in sorted(out.glob("digits*.jsonl")):

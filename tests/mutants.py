@@ -62,7 +62,7 @@ MEDIA_FAMILIES = (
 # for each area: what files of src/anyformer begin with, and the tests that are run
 AREAS = {
     "core": (
-        ("generation/", "train/", "objectives/", "runtime/state.py", "weights/rules.py"),
+        ("generation/", "train/", "objectives/", "runtime/state.py", "runtime/stores.py", "weights/rules.py"),
         (
             *(f"tests/{area}/test_*.py" for area in ("generation", "objectives", "data", "train", "weights")),
             "tests/cli/test_generate.py", "tests/evaluate/test_eval.py", "tests/families/test_generation.py",

@@ -17,6 +17,7 @@ from anyformer.data import CSV, Bytes, Data, JSONLines, TextFiles
 from anyformer.evaluate import Evaluation
 from anyformer.evaluate.by_position import group_losses
 from anyformer.evaluate.predict import Predictor, predictions, right_answers
+from anyformer.evaluate.split import check_label_order
 from anyformer.inputs.tokenizer import Tokenizer
 from anyformer.objectives.answer import Answer
 from anyformer.objectives.causal import NextToken
@@ -24,7 +25,6 @@ from anyformer.objectives.classify import Classify
 from anyformer.objectives.tag import Tag
 from anyformer.objectives.translate import Translate
 from anyformer.recipes.shared.encoder import SPECIAL
-from anyformer.train.evaluate_split import check_label_order
 from anyformer.train.optim import AdamW
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 from anyformer.train.start import setup

@@ -16,7 +16,7 @@ from anyformer import cli
 from anyformer.parts.mask import Causal, Window
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context
-from anyformer.runtime.state import PerRow
+from anyformer.runtime.stores import PerRow
 from anyformer.specs.part import Part, Site
 from swaps import plain
 

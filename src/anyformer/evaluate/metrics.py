@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from anyformer.kernels.hardware import need
+from anyformer.inputs.optional_library import need
 from anyformer.specs.messages import nearest, quote
 
 Values = Sequence[Any]

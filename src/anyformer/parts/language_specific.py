@@ -16,7 +16,7 @@ from anyformer.parts.mask import Mask
 from anyformer.parts.op import Op, Reshaping
 from anyformer.parts.unused import PartlyUsed
 from anyformer.runtime.context import Context, TokenIds
-from anyformer.runtime.state import PerRow
+from anyformer.runtime.stores import PerRow
 from anyformer.runtime.visibility import first_of_document
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Sees, Site, farthest, walk

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from anyformer.kernels.attention import Visible
-from anyformer.runtime.state import State, Store
+from anyformer.runtime.state import State
+from anyformer.runtime.stores import Store
 from anyformer.runtime.taps import Listener, Taps, Watched
 from anyformer.runtime.visibility import Order, Predicate, see
 

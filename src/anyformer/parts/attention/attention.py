@@ -30,7 +30,7 @@ from anyformer.parts.op import InHeads, Op
 from anyformer.parts.position.absolute import AttentionPosition
 from anyformer.parts.position.bias import HeadwisePosition, rotate_and_tap
 from anyformer.runtime.context import Context
-from anyformer.runtime.state import PerMemory, PerToken
+from anyformer.runtime.stores import PerMemory, PerToken
 from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.checks import at_least, chance, positive
 from anyformer.specs.messages import quote

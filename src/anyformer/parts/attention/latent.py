@@ -20,7 +20,7 @@ from anyformer.parts.position import bias
 from anyformer.parts.position.relative import InputRope
 from anyformer.parts.position.rotary import Rope
 from anyformer.runtime.context import Context
-from anyformer.runtime.state import PerToken
+from anyformer.runtime.stores import PerToken
 from anyformer.runtime.taps import MIXER, Listener, TapNames, convert_listener
 from anyformer.specs.checks import at_least, chance, positive
 from anyformer.specs.part import Site

@@ -22,7 +22,7 @@ from anyformer.parts.mask import CAUSAL, Causal, Mask, SameBlock, Window
 from anyformer.parts.op import InHeads, Op
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context, at_places
-from anyformer.runtime.state import PerRow, Store
+from anyformer.runtime.stores import PerRow, Store
 from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.runtime.visibility import see, text_positions
 from anyformer.specs.checks import at_least, chance

@@ -18,7 +18,7 @@ from anyformer.parts.init import Normal
 from anyformer.parts.mask import FULL, Mask
 from anyformer.parts.op import InHeads, Op
 from anyformer.runtime.context import Context
-from anyformer.runtime.state import PerToken
+from anyformer.runtime.stores import PerToken
 from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote

@@ -20,7 +20,7 @@ from anyformer.parts.mask import CAUSAL
 from anyformer.parts.position.relative import RelativeSinusoids
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context, at_places
-from anyformer.runtime.state import PerRow, PerToken
+from anyformer.runtime.stores import PerRow, PerToken
 from anyformer.runtime.taps import MIXER
 from anyformer.runtime.visibility import text_positions
 from anyformer.specs.checks import at_least, chance

@@ -21,7 +21,7 @@ from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.init import Initializer, Kaiming
 from anyformer.parts.op import Op
 from anyformer.runtime.context import Context
-from anyformer.runtime.state import PerRow, Store
+from anyformer.runtime.stores import PerRow, Store
 from anyformer.runtime.taps import TapNames
 from anyformer.runtime.visibility import begins
 from anyformer.specs.checks import at_least, positive
