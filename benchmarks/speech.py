@@ -54,7 +54,7 @@ def learn(run: Any, folder: Path, seconds: float | None, curve: Path, device: st
     import torch
 
     from anyformer.evaluate import Evaluation
-    from anyformer.evaluate.predict import Predictor
+    from anyformer.objectives.objective import Predictor
     from anyformer.train.deadline import Deadline
     from anyformer.train.start import setup
     from anyformer.train.trainer import Callback

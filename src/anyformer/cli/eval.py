@@ -111,6 +111,7 @@ def evaluate_model(options: argparse.Namespace) -> tuple[dict[str, Any], dict[st
         from anyformer.evaluate import Evaluation
         from anyformer.evaluate.split import evaluate, select_split, tokenizer_in, write_predictions
         from anyformer.kernels import hardware
+        from anyformer.objectives.metrics import TEXTS
 
         split, source = select_split(description.data, options.split)
         source = source if options.most is None else First(source=source, count=options.most)
@@ -131,7 +132,7 @@ def evaluate_model(options: argparse.Namespace) -> tuple[dict[str, Any], dict[st
         if options.save is not None and Path(options.save).is_dir():
             raise ValueError(f"--save {options.save} is a folder")
         model = load(folder, dtype=options.dtype, device=device)
-    row = {"length": description.batch.length, "seed": description.seed}
+    row: dict[str, Any] = {"length": description.batch.length, "seed": description.seed}
     if options.by:
         from dataclasses import asdict
 
@@ -154,7 +155,7 @@ def evaluate_model(options: argparse.Namespace) -> tuple[dict[str, Any], dict[st
     if options.save is not None:
         write_predictions(Path(options.save), evaluation)
     count = len(evaluation.examples[0] if evaluation.answered is not None else evaluation.split or ())
-    beams = {"num_beams": options.num_beams} if evaluation.kind == "texts" else {}
+    beams = {"num_beams": options.num_beams} if evaluation.metrics is TEXTS else {}
     return scores, {"model": str(folder), "recipe": description.name, "split": split, "examples": count, **beams}
 
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from anyformer.evaluate import Evaluation, mean_losses
-from anyformer.evaluate.predict import Predictor
-from anyformer.objectives.objective import Objective
+from anyformer.objectives.objective import Objective, Predictor
 
 
 def training_metrics(

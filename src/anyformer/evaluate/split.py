@@ -16,11 +16,10 @@ from anyformer.data.prepare import length_limit, prepare_split
 from anyformer.data.source import lines
 from anyformer.evaluate import Evaluation, mean_losses
 from anyformer.evaluate.by_position import PositionLoss, losses_by_position
-from anyformer.evaluate.predict import Predictions, Predictor
 from anyformer.inputs.tokenizer import Tokenizer, check_vocabulary_size
 from anyformer.models import TransformerModule, position_limit
 from anyformer.objectives.causal import NextToken
-from anyformer.objectives.objective import Objective
+from anyformer.objectives.objective import Objective, Predictions, Predictor
 from anyformer.specs.messages import quote
 
 SPLITS = ("test", "valid", "train")
@@ -103,14 +102,14 @@ def evaluate(
     `length` is the number of tokens of a packed row; `seed` selects random masks."""
     trained = loss_module(model, evaluation.task)
     with split_batches(model, split, evaluation, size, length, seed) as loader_for:
-        plain = evaluation.plain
+        plain = evaluation.task.plain
         with loader_for(plain) as batches:
             terms = mean_losses(lambda batch, _: plain.losses(trained, batch), plain, batches, model.device)
         loss = sum(terms.values())
         scores = {"loss": loss, **(terms if len(terms) > 1 else {})}
         pad = 0 if evaluation.tokenizer is None else evaluation.tokenizer.filler
         job = Predictor(model, evaluation.tokenizer, pad, size=size, num_beams=num_beams, progress=progress)
-        if not evaluation.names and evaluation.kind is not None:  # predictions only, for scoring elsewhere
+        if not evaluation.names and evaluation.metrics is not None:  # predictions only, for scoring elsewhere
             evaluation.ask(job)
         return scores | evaluation(job, lambda objective: loss)
 
