@@ -160,6 +160,7 @@ MASS = {
 BART = Family(
     name="bart",
     about="denoising encoder-decoders for summaries and other rewriting",
+    tokenizer="BartTokenizer",
     template=TEMPLATE,
     classes={
         "BartForConditionalGeneration": Class(

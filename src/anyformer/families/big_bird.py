@@ -114,6 +114,7 @@ IDLE_WEIGHTS = {"~pooler": "*.neck.rest.part.dense"}
 BIG_BIRD = Family(
     name="big_bird",
     about="encoders for long texts, and decoders with the same layers",
+    tokenizer="BigBirdTokenizer",
     template=TEMPLATE,
     classes={
         "BigBirdForPreTraining": Class(PretrainingHead(lm=LM, pool=POOL, tokens_alone=True), "cls.seq_relationship"),

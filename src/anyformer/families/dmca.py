@@ -118,6 +118,7 @@ FAMILIES = (
     Family(
         name="dmca",
         about="decoders for texts of thousands of tokens",
+        tokenizer="",
         fields=FIELDS,
         describe=describe,
         rules=rules,

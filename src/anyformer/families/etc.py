@@ -41,6 +41,7 @@ SMALL = {
 ETC = Family(
     name="etc",
     about="encoders for long and structured texts, with global tokens and local attention",
+    tokenizer="",
     template=edit(
         bert.TEMPLATE,
         {

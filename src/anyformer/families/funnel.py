@@ -190,6 +190,7 @@ FAMILIES = (
     Family(
         name="funnel",
         about="text encoders that shorten the sequence between blocks",
+        tokenizer="FunnelTokenizer",
         fields=FIELDS,
         describe=describe,
         rules=rules,

@@ -118,6 +118,7 @@ B13_NOTE = "the paper's table has width 5140; 40 heads of 128 make 5120, which g
 GPT2 = Family(
     name="gpt2",
     about="decoder language models",
+    tokenizer="GPT2Tokenizer",
     template=TEMPLATE,
     classes={
         "GPT2LMHeadModel": Class(LMHead(vocab_size=50257), "lm_head"),

@@ -150,6 +150,7 @@ def pythia(depth: int, width: int, heads: int, published: float, vocab_size: int
 GPT_NEOX = Family(
     name="gpt_neox",
     about="decoder language models",
+    tokenizer="GPTNeoXTokenizer",
     template=TEMPLATE,
     classes={
         **decoder_classes("GPTNeoX", 50432),

@@ -105,6 +105,8 @@ def llama3_rope(factor: float) -> dict[str, Any]:
 LLAMA = Family(
     name="llama",
     about="decoder language models",
+    tokenizer="LlamaTokenizer",
+    base_tokenizer="unnamed",
     template=TEMPLATE,
     classes=decoder_classes("Llama", 32000, span_prefix="transformer."),
     config=CONFIG,

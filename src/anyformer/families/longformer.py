@@ -69,6 +69,7 @@ BASE = {"vocab_size": 50265, "max_position_embeddings": 4098, "type_vocab_size":
 LONGFORMER = Family(
     name="longformer",
     about="encoders for long texts",
+    tokenizer="LongformerTokenizer",
     template=TEMPLATE,
     classes={  # with the tokens that are global by default
         "LongformerForMaskedLM": Class(LM),

@@ -12,6 +12,7 @@ LONG = {"rms_norm_eps": 1e-5, "max_position_embeddings": 32768}
 
 MISTRAL = LLAMA.but(
     "mistral",
+    base_tokenizer="always",
     changes={
         "length": 131072,
         f"{ATTENTION}.num_kv_heads": 8,

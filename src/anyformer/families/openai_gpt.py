@@ -97,6 +97,7 @@ WEIGHTS = {
 OPENAI_GPT = Family(
     name="openai-gpt",
     about="the first GPT (GPT-1)",
+    tokenizer="OpenAIGPTTokenizer",
     template=TEMPLATE,
     classes={
         "OpenAIGPTLMHeadModel": Class(LMHead(vocab_size=40478), "lm_head"),

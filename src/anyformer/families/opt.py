@@ -128,6 +128,7 @@ def size(depth: int, heads: int, width: int, published: float | None, note: str 
 OPT = Family(
     name="opt",
     about="decoder language models",
+    tokenizer="GPT2Tokenizer",
     template=TEMPLATE,
     classes={
         "OPTForCausalLM": Class(LMHead(vocab_size=50272), "lm_head"),

@@ -192,6 +192,7 @@ FAMILIES = (
     Family(
         name="switch_transformers",
         about="encoder-decoders with experts, one expert per token",
+        tokenizer="T5Tokenizer",
         fields=FIELDS,
         describe=describe,
         rules=rules,

@@ -163,6 +163,7 @@ FAMILIES = (
     Family(
         name="t5",
         about="text-to-text encoder-decoders",
+        tokenizer="T5Tokenizer",
         fields=FIELDS,
         describe=describe,
         rules=rules,

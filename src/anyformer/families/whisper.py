@@ -157,6 +157,7 @@ SHAPES = {"tiny": (384, 4, 39e6), "base": (512, 6, 74e6), "small": (768, 12, 244
 WHISPER = Family(
     name="whisper",
     about="multilingual speech recognition and translation, with timestamps",
+    tokenizer="WhisperTokenizer",
     template=TEMPLATE,
     classes={
         "WhisperForConditionalGeneration": Class(LMHead(vocab_size=51865, shift=False), "proj_out"),

@@ -140,6 +140,7 @@ def size(width: int, depth: int, published: float) -> Size:
 XLNET = Family(
     name="xlnet",
     about="text encoders trained to predict tokens in any order",
+    tokenizer="XLNetTokenizer",
     template=TEMPLATE,
     classes={
         "XLNetLMHeadModel": Class(LMHead(vocab_size=32000, bias=True, shift=False), "lm_loss"),
