@@ -23,8 +23,8 @@ from torch import Tensor
 import anyformer as af
 from anyformer.models import EncoderModel
 from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.autoencoder import ConvEmbedding
 from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.grid.dvae import ConvEmbedding
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Kaiming

@@ -53,7 +53,7 @@ def learn(run: Any, folder: Path, seconds: float | None, curve: Path, device: st
     import torch
 
     from anyformer.evaluate import Evaluation
-    from anyformer.evaluate.predict import Predictor
+    from anyformer.objectives.objective import Predictor
     from anyformer.train.deadline import Deadline
     from anyformer.train.start import setup
     from anyformer.train.trainer import Callback
@@ -90,7 +90,7 @@ def learn(run: Any, folder: Path, seconds: float | None, curve: Path, device: st
 
 def transcribed(run: Any, out: Path, name: str, seconds: float | None, device: str) -> int:
     """Train, write the transcripts of the test strings and the word error rate; return the number of steps."""
-    from anyformer.train.evaluate_split import write_predictions
+    from anyformer.evaluate.split import write_predictions
 
     trainer, evaluate = learn(run, out / "runs" / name, seconds, out / f"curve-{name}.jsonl", device)
     found = evaluate(run.data.test, trainer.model, trainer.tokenizer)
@@ -208,7 +208,7 @@ def finish(out: Path) -> None:
 def score(options: argparse.Namespace) -> None:
     import jiwer
 
-    from anyformer.train.evaluate_split import read_predictions
+    from anyformer.evaluate.split import read_predictions
 
     out = Path(options.out)
     for file in sorted(out.glob("digits*.jsonl")):

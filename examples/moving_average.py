@@ -12,7 +12,7 @@ from anyformer.parts.init import Initializer
 from anyformer.parts.op import Op
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context
-from anyformer.runtime.state import PerRow
+from anyformer.runtime.stores import PerRow
 from anyformer.specs.checks import at_least, positive
 from anyformer.specs.part import Site
 

@@ -62,7 +62,7 @@ MEDIA_FAMILIES = (
 # area -> (prefixes of files in src/anyformer, tests to run)
 AREAS = {
     "core": (
-        ("generation/", "train/", "objectives/", "runtime/state.py", "weights/rules.py"),
+        ("generation/", "train/", "objectives/", "runtime/state.py", "runtime/stores.py", "weights/rules.py"),
         (
             *(f"tests/{area}/test_*.py" for area in ("generation", "objectives", "data", "train", "weights")),
             "tests/cli/test_generate.py", "tests/evaluate/test_eval.py", "tests/families/test_generation.py",

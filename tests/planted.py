@@ -12,8 +12,8 @@ from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import Causal
 from anyformer.parts.position.absolute import Learned
-from anyformer.runtime.mask import Causal
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer

@@ -17,8 +17,8 @@ from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
-from anyformer.runtime.mask import Causal
 from anyformer.specs.codec import decode, kinds
 from anyformer.specs.part import Part
 from anyformer.stacks.block import Block
@@ -28,7 +28,7 @@ from anyformer.stacks.sublayer import Sublayer
 T, V = 12, 40
 kinds()
 # kinds of models; kinds of runs and data may also be registered, if a different test imported them
-MODELS = ("anyformer.parts.", "anyformer.stacks.", "anyformer.runtime.mask", "anyformer.models")
+MODELS = ("anyformer.parts.", "anyformer.stacks.", "anyformer.models")
 OURS = {name: kind for name, kind in Part.kinds.items() if kind.__module__.startswith(MODELS)}
 TEXT = {"kind": "TextEmbedding", "tokens": {"kind": "Tokens", "vocab_size": V}}
 ATTENTION = {"kind": "Attention", "num_heads": 4, "mask": {"kind": "Causal"}}

@@ -24,8 +24,9 @@ from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Initializer, Normal
+from anyformer.parts.mask import Causal, Mask, Window
 from anyformer.runtime.context import Context
-from anyformer.runtime.mask import Causal, Mask, Rows, Window
+from anyformer.runtime.visibility import Rows
 from anyformer.specs.part import Part, Site, parts_seeing_ahead, walk
 from anyformer.stacks.funnel import Funnel
 from small import close

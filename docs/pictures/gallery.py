@@ -22,10 +22,10 @@ import anyformer as af
 from anyformer import families
 from anyformer.data import Data, JSONLines, Words
 from anyformer.look import lectures
+from anyformer.look.inputs import blueprint, scene
 from anyformer.look.page import all_views, render_page
 from anyformer.look.views import Inside, Scene
 from anyformer.objectives.ctc import CTC
-from anyformer.tasks.look_inputs import blueprint, scene
 from anyformer.train.optim import AdamW
 from anyformer.train.run import Batch, Run
 from anyformer.train.start import train

@@ -56,6 +56,7 @@ register_service("place_quantized", "anyformer.transforms.quantize")
 register_service("recompute", "anyformer.transforms.recompute")
 register_service("keep_activations", "anyformer.transforms.recompute")
 register_service("kinds", "anyformer.specs.slots")
+register_service("transcribe", "anyformer.tasks.each.transcribe")
 
 __all__ = [
     "__version__", "build", "check", "count", "draw", "generate", "load", "look", "lora", "override", "parts",

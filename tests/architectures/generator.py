@@ -19,8 +19,8 @@ from anyformer.parts.base import Embedding
 from anyformer.parts.embedding.text import STEPS
 from anyformer.parts.head.base import Head
 from anyformer.parts.init import Initializer
+from anyformer.parts.mask import Mask
 from anyformer.parts.op import Op
-from anyformer.runtime.mask import Mask
 from anyformer.specs.codec import decode
 from anyformer.specs.part import Part, default_values, hints
 from anyformer.specs.slots import kinds as every_kind
@@ -29,7 +29,7 @@ from architectures import grids
 every_kind()
 
 # modules with Parts of models; other modules have Parts of training runs, and other tests declare Parts
-PARTS = ("anyformer.parts.", "anyformer.stacks.", "anyformer.runtime.mask", "anyformer.models")
+PARTS = ("anyformer.parts.", "anyformer.stacks.", "anyformer.models")
 VOCABULARY, LENGTH, ROOM = 40, 12, 96  # tokens in the vocabulary, in a text, and in the longest padded text
 SAMPLES, IMAGE = 120, (8, 12)
 

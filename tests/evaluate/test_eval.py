@@ -16,18 +16,21 @@ from anyformer import cli, families
 from anyformer.data import CSV, Bytes, Data, JSONLines, TextFiles
 from anyformer.evaluate import Evaluation
 from anyformer.evaluate.by_position import group_losses
-from anyformer.evaluate.predict import Predictor, predictions, right_answers
+from anyformer.evaluate.split import check_label_order
 from anyformer.inputs.tokenizer import Tokenizer
-from anyformer.objectives.answer import Answer
+from anyformer.objectives.answer import Answer, right_answers
+from anyformer.objectives.auxiliary import Auxiliary
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.classify import Classify
+from anyformer.objectives.metrics import Metrics
+from anyformer.objectives.objective import Predictions, Predictor
 from anyformer.objectives.tag import Tag
 from anyformer.objectives.translate import Translate
 from anyformer.recipes.shared.encoder import SPECIAL
-from anyformer.train.evaluate_split import check_label_order
 from anyformer.train.optim import AdamW
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 from anyformer.train.start import setup
+from anyformer.train.trainer import Trainer
 
 pytest.importorskip("sklearn")
 pytest.importorskip("seqeval")
@@ -180,14 +183,14 @@ def test_a_tag_for_every_word(tmp_path: Path) -> None:
     best = torch.tensor([0, 1, 2, 2, 0, 0, 1, 0])  # on a, b, _c (2 at the space), d's letter
     scores = torch.nn.functional.one_hot(best, 3)[None].float()
     with Said(model, lambda ids: {"logits": scores}), torch.no_grad():
-        found = predictions(objective, Predictor(model, tokenizer), [example], [[record]])
+        found = objective.predict(Predictor(model, tokenizer), [example], [[record]])
     assert found.wanted == [["B-x", "I-x", "O"]]
     first = [int((record["labels"] != -100).nonzero()[0][i]) for i in range(3)]
     assert found.predicted == [[labels[int(best[i])] for i in first]]  # at the labelled tokens
     less = {**example, "tags": ["B-x", "-100", "O"]}
     record = objective.encode(less, tokenizer)
     with Said(model, lambda ids: {"logits": scores}), torch.no_grad():
-        part = predictions(objective, Predictor(model, tokenizer), [less], [[record]])
+        part = objective.predict(Predictor(model, tokenizer), [less], [[record]])
     assert (record["labels"] != -100).nonzero()[0].tolist() == first[::2]
     assert part.wanted == [["B-x", "O"]] and part.predicted == [found.predicted[0][::2]]
 
@@ -222,7 +225,7 @@ def test_the_likeliest_span_of_all_windows(tmp_path: Path) -> None:
         records = [objective.encode(one, tokenizer) for one in examples]
         assert all(len(windows) == 2 for windows in records)
         with Said(model, lambda ids: points(ids, none)), torch.no_grad():
-            return predictions(objective, Predictor(model, tokenizer, size=1), examples, records).predicted
+            return objective.predict(Predictor(model, tokenizer, size=1), examples, records).predicted
 
     nothing = {**example, "context": "abc def jkl mno", "answers": []}
     assert answered(9.0, example) == ["ghi"]  # "no answer" scores higher, but every question has an answer
@@ -309,7 +312,7 @@ def test_translations_are_written_with_beams(
         beams.append(options["num_beams"])
         return af.generate(*given, **options)
 
-    monkeypatch.setattr("anyformer.evaluate.predict.generate", counted)
+    monkeypatch.setattr("anyformer.objectives.objective.generate", counted)
     trainer = setup(run, tmp_path / "run").fit()
     assert trainer.scores["bleu"] == pytest.approx(100) == trainer.scores["bleu_lower"]  # memorized
     # during training the loss has label smoothing, the perplexity does not
@@ -329,6 +332,38 @@ def test_translations_are_written_with_beams(
     assert set(beams) == {2, 3}
     wanted = ["eins Zwei drei", "Drei vier!", "Sieben acht Neun zehn"]
     assert found["bleu"] == sacrebleu.corpus_bleu([b for _, b in pairs], [wanted]).score < 90
+
+
+class Guess(Classify):
+    """Always predicts the first label, and has a metric of its own."""
+
+    @property
+    def metrics(self) -> Metrics:
+        return MISSES
+
+    def predict(self, job: Any, examples: Any, records: Any) -> Predictions:
+        return Predictions([0] * len(records), [int(record["label"]) for (record,) in records])
+
+
+def misses(predicted: Any, wanted: Any) -> float:
+    return sum(a != b for a, b in zip(predicted, wanted, strict=True)) / len(wanted)
+
+
+MISSES = Metrics("guesses", {"misses": misses}, usual=("misses",), trial=((0,), (0,)), lower_is_better=True)
+
+
+def test_a_new_objective_brings_its_metrics(tmp_path: Path) -> None:
+    """Its file is the only one: its metrics are named, checked, computed and compared."""
+    tokenizer = Bytes(special=SPECIAL, begin="cls_token", end="sep_token").make([], tmp_path)
+    objective = Auxiliary(of=Guess(labels=("0", "1")))
+    evaluation = Evaluation(table(tmp_path / "films.csv", 12, flip=3), objective, tokenizer)
+    model = af.build(encoder("BertForSequenceClassification"))
+    assert evaluation.names == ("misses",)
+    assert evaluation.score(evaluation.ask(Predictor(model, tokenizer))) == {"misses": 6 / 12}
+    with pytest.raises(ValueError, match="no 'accuracy' for guesses; .*misses"):
+        Evaluation(evaluation.source, objective, tokenizer, ("accuracy",))
+    trainer: Any = SimpleNamespace(objective=objective)
+    assert Trainer.lower_is_better(trainer, "misses") and not Trainer.lower_is_better(trainer, "bleu")
 
 
 def test_metrics_are_checked_before_any_work(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import anyformer as af
 from anyformer import cli
+from anyformer.parts.mask import Causal, Window
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context
-from anyformer.runtime.mask import Causal, Window
-from anyformer.runtime.state import PerRow
+from anyformer.runtime.stores import PerRow
 from anyformer.specs.part import Part, Site
 from swaps import plain
 

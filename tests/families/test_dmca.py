@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import anyformer as af
 from anyformer import families
 from anyformer.parts.attention.attention import Attention
-from anyformer.runtime.mask import CAUSAL, SameBlock
+from anyformer.parts.mask import CAUSAL, SameBlock
 from anyformer.runtime.state import State
 from anyformer.transforms.recompute import recompute
 

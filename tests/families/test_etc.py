@@ -11,7 +11,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
-from anyformer.parts.attention.etc import GlobalLocalVectors
+from anyformer.parts.position.global_local import GlobalLocalVectors
 from small import close
 
 GLOBALS, RADIUS, REACH, T = 3, 2, 4, 14

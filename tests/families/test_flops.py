@@ -20,7 +20,8 @@ from anyformer.kernels.capture import graph_capture
 from anyformer.models.construct import skeleton
 from anyformer.parts.computed import Computed
 from anyformer.parts.feedforward.moe import Switch
-from anyformer.runtime.mask import Causal, Fixed, Full, Global, Rows, Window
+from anyformer.parts.mask import Causal, Fixed, Full, Global, Window
+from anyformer.runtime.visibility import Rows
 from anyformer.specs.part import walk
 from anyformer.stacks.stack import Stack
 from tiny import CONFIGS

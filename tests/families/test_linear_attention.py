@@ -23,9 +23,9 @@ from anyformer.parts.attention.linear import (
     OrthogonalRows,
     SoftmaxFeatures,
 )
+from anyformer.parts.mask import CAUSAL, FULL, Window
 from anyformer.runtime.context import Context
-from anyformer.runtime.mask import CAUSAL, FULL, Window
-from anyformer.runtime.state import PerRow
+from anyformer.runtime.stores import PerRow
 from anyformer.specs.codec import encode
 from anyformer.specs.part import Site
 from anyformer.transforms.recompute import recompute

@@ -39,7 +39,7 @@ from anyformer.parts.attention.lsh import LSHAttention
 from anyformer.parts.head.classify import MultipleChoiceHead
 from anyformer.parts.head.ctc import CTCHead
 from anyformer.parts.head.language import LMHead
-from anyformer.runtime.mask import Window
+from anyformer.parts.mask import Window
 from anyformer.transforms.recompute import recompute
 from small import filled_with_nan
 

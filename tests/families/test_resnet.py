@@ -12,7 +12,8 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.parts.attention.attention import Attention
-from anyformer.parts.grid.convolution import Convolution, ConvolutionEmbedding, Convolutions, ResidualDown
+from anyformer.parts.embedding.convolution import ConvolutionEmbedding
+from anyformer.parts.grid.convolution import Convolution, Convolutions, ResidualDown
 from anyformer.parts.grid.windows import Grid
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.pool import Pool

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import anyformer as af
-from anyformer.parts.grid.windows import ContinuousGridBias, logarithms
+from anyformer.parts.position.grid import ContinuousGridBias, logarithms
 
 PLAIN = next(case for case in CASES if case.id == "Swinv2Model")
 

@@ -21,9 +21,9 @@ from anyformer.parts.embedding.spec_augment import SpecAugment, spans
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import Causal
 from anyformer.parts.position.relative import InputRope, RelativeSinusoids
 from anyformer.runtime.context import Context
-from anyformer.runtime.mask import Causal
 from anyformer.specs.part import Site
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer.runtime.mask import Causal, Window
+from anyformer.parts.mask import Causal, Window
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from anyformer.generation import random_state as dice_module
-from anyformer.generation.random_state import SeededRows, mix
+from anyformer.generation.random_state import SeededRows
+from anyformer.kernels.random_bits import mix
 
 CPU = torch.device("cpu")
 P = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])

@@ -12,11 +12,11 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
-from anyformer.parts.attention.longformer import GlobalTextEmbedding
+from anyformer.parts.embedding.global_text import GlobalTextEmbedding
 from anyformer.parts.embedding.text import Tokens
+from anyformer.parts.mask import CAUSAL, Mask, Window
 from anyformer.parts.position.bias import BucketedBias, DistanceBias
 from anyformer.parts.position.relative import RelativeSinusoids
-from anyformer.runtime.mask import CAUSAL, Mask, Window
 from anyformer.runtime.state import State
 
 LENGTHS, NEW, CAPACITY = (9, 2, 5), 7, 20

@@ -11,9 +11,10 @@ from torch import Tensor
 import anyformer as af
 from anyformer.kernels.batch_rows import grid, lines
 from anyformer.parts.attention.attention import Attention
+from anyformer.parts.mask import CAUSAL, Causal, Mask, Window
 from anyformer.parts.position.rotary import Rope
-from anyformer.runtime.mask import CAUSAL, Causal, Mask, Window
-from anyformer.runtime.state import Ring, State, axis, held_shape
+from anyformer.runtime.state import State
+from anyformer.runtime.stores import Ring, axis, held_shape
 from anyformer.specs.codec import override
 from small import close
 from writers import ids as words

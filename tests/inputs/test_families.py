@@ -14,6 +14,7 @@ import torch
 import anyformer as af
 from anyformer import families
 from anyformer.data.vocabulary import TrainedBPE
+from anyformer.inputs.tokenizer_defaults import CLASSES, OTHERS
 from tiny import CONFIGS, model_of
 
 transformers = pytest.importorskip("transformers")
@@ -28,6 +29,20 @@ def test_tensors_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     found = compare(family_folder(family, tmp_path))
     assert not found.differences
     assert row(family, found) in PAGE.read_text(encoding="utf-8").splitlines()  # the results page has this row
+
+
+def test_families_declare_their_tokenizers() -> None:
+    """A family knows when transformers uses its base class, and names a class whose defaults we know."""
+    registered = transformers.models.auto.tokenization_auto.TOKENIZER_MAPPING_NAMES
+    for name, family in families.catalogue().items():
+        if family.tokenizer:
+            base = {"TokenizersBackend": "always", None: "unnamed"}.get(registered.get(name), "")
+            assert family.base_tokenizer == base, name
+            assert family.tokenizer in CLASSES or family.tokenizer in UNREAD, name
+    assert not OTHERS.keys() & families.catalogue().keys()  # a family here declares its own
+
+
+UNREAD = ("FSMTTokenizer",)  # its vocabulary files are refused
 
 
 # changes to the settings in a folder

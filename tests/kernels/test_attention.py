@@ -13,8 +13,9 @@ from torch import Tensor
 from anyformer.kernels import attention as kernels
 from anyformer.kernels.attention import Plan, Visible, attend
 from anyformer.parts.attention.scores import SoftCapModule
+from anyformer.parts.mask import FULL, Causal, Dilated, Global, Mask, Window
 from anyformer.parts.position.absolute import Alibi, BucketedBias
-from anyformer.runtime.mask import FULL, Causal, Dilated, Global, Mask, Window, see
+from anyformer.runtime.visibility import see
 from anyformer.specs.part import Site
 from small import close, compiled_equals_eager
 

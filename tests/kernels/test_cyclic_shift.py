@@ -7,9 +7,10 @@ import torch
 
 from anyformer.kernels import cyclic_shift as kernel
 from anyformer.parts.attention.attention import Attention
-from anyformer.parts.grid.layout import Grid
-from anyformer.parts.grid.windows import GridBias, Windows
+from anyformer.parts.grid.windows import Windows
+from anyformer.parts.position.grid import GridBias
 from anyformer.runtime.context import Context
+from anyformer.runtime.grid import Grid
 from anyformer.specs.part import Site
 
 

@@ -12,7 +12,7 @@ from anyformer.kernels.entmax import entmax, sparsemax
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.attention.memory_compressed import BlockAttention
 from anyformer.parts.attention.scores import Entmax, Normalizer, Sparsemax
-from anyformer.runtime.mask import Causal
+from anyformer.parts.mask import Causal
 from small import Weights, close, compiled_equals_eager, context, made
 from swaps import plain, stirred
 

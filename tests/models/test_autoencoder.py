@@ -13,7 +13,8 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.models import AutoencoderModel
-from anyformer.parts.grid.dvae import ConvDecoder, ConvEmbedding, GaussianLatent, GumbelCodes, Latent, RoundedCodes
+from anyformer.parts.embedding.autoencoder import ConvEmbedding
+from anyformer.parts.grid.dvae import ConvDecoder, GaussianLatent, GumbelCodes, Latent, RoundedCodes
 from anyformer.parts.init import Normal
 
 LATENTS: dict[str, Latent] = {

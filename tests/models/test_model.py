@@ -14,7 +14,8 @@ from anyformer.parts.attention.attention import Attention
 from anyformer.parts.attention.big_bird import BlockSparseAttention
 from anyformer.parts.attention.latent import LatentAttention
 from anyformer.parts.attention.linear import LinformerAttention
-from anyformer.parts.attention.longformer import GlobalTextEmbedding, LocalAttention
+from anyformer.parts.attention.longformer import LocalAttention
+from anyformer.parts.embedding.global_text import GlobalTextEmbedding
 from anyformer.parts.embedding.patches import PatchEmbedding
 from anyformer.parts.embedding.spec_augment import SpecAugment
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
@@ -22,7 +23,7 @@ from anyformer.parts.embedding.trajectory import TrajectoryEmbedding
 from anyformer.parts.embedding.vectors import Vectors
 from anyformer.parts.embedding.waveform import ConvolutionStem, WaveformEmbedding
 from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.grid.windows import GridBias, Windows
+from anyformer.parts.grid.windows import Windows
 from anyformer.parts.halve import Halve
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.parts.head.image import PixelHead
@@ -31,12 +32,13 @@ from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.question_span import QuestionHead
 from anyformer.parts.head.speech import SpeechOutput
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import CAUSAL
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Alibi, Integer, RelativeVectors, TreeDepth
+from anyformer.parts.position.grid import GridBias
 from anyformer.parts.position.relative import InputRope
 from anyformer.parts.position.rotary import Rope
 from anyformer.runtime.context import Context
-from anyformer.runtime.mask import CAUSAL
 from anyformer.stacks.block import Block
 from anyformer.stacks.funnel import Funnel
 from anyformer.stacks.stack import Stack

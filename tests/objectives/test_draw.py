@@ -16,7 +16,8 @@ from anyformer import cli
 from anyformer.data import Arrays, Beside, Captions, Data, JSONLines, TrainedBPE
 from anyformer.models import AutoencoderModel
 from anyformer.objectives.draw import NextImageToken, Reconstruct
-from anyformer.parts.grid.dvae import ConvDecoder, ConvEmbedding, GaussianLatent, Latent, RoundedCodes
+from anyformer.parts.embedding.autoencoder import ConvEmbedding
+from anyformer.parts.grid.dvae import ConvDecoder, GaussianLatent, Latent, RoundedCodes
 from anyformer.parts.init import Normal
 from anyformer.train.optim import AdamW, Constant
 from anyformer.train.run import Batch, Run

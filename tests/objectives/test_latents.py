@@ -14,13 +14,14 @@ import anyformer as af
 from anyformer import cli, families
 from anyformer.data import Arrays, Data
 from anyformer.evaluate import Evaluation
+from anyformer.evaluate.split import evaluate
 from anyformer.generation.diffusion import denoise
 from anyformer.models import AutoencoderModel, Call
 from anyformer.objectives.diffuse import Diffuse
 from anyformer.objectives.draw import Reconstruct
-from anyformer.parts.grid.dvae import ConvDecoder, ConvEmbedding, GaussianLatent, Latent, RoundedCodes
+from anyformer.parts.embedding.autoencoder import ConvEmbedding
+from anyformer.parts.grid.dvae import ConvDecoder, GaussianLatent, Latent, RoundedCodes
 from anyformer.parts.init import Normal
-from anyformer.train.evaluate_split import evaluate
 from anyformer.train.optim import AdamW, Constant
 from anyformer.train.run import Batch, Run
 from anyformer.train.start import setup
@@ -133,7 +134,7 @@ def test_the_folder_is_evaluated(source: Arrays, vae: Path, folder: Path) -> Non
     """Evaluation uses the autoencoder, as training does; an untrained model predicts zero noise."""
     evaluation = Evaluation(source, diffuse(vae).ready(None), None, ())
     fresh = af.build(dit(), seed=0)
-    scores = [evaluate(model, drawing(source, vae), "train", evaluation)["loss"] for model in (fresh, af.load(folder))]
+    scores = [evaluate(model, "train", evaluation)["loss"] for model in (fresh, af.load(folder))]
     assert scores[0] == pytest.approx(1.0, abs=0.2) and 0 < scores[1] != scores[0]
 
 

@@ -15,10 +15,10 @@ import anyformer as af
 from anyformer import families
 from anyformer.data import Data, JoinedRecordings, Loader, Plan, Recordings, Where, Words, prepare
 from anyformer.evaluate import Evaluation
-from anyformer.evaluate.predict import Predictor
 from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.objectives.contrast import Contrast
 from anyformer.objectives.ctc import CTC
+from anyformer.objectives.objective import Predictor
 from anyformer.objectives.transcribe import Transcribe
 from anyformer.specs.codec import decode, encode
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import anyformer as af
 from anyformer.data import Data, Loader, Numbers, Plan, prepare
 from anyformer.evaluate.regression import curves
-from anyformer.generation.random_state import normal
+from anyformer.kernels.random_bits import normal
 from anyformer.objectives.regress import Regress, seeds_of
 from anyformer.parts.init import Normal
 from anyformer.recipes.regression import model as described

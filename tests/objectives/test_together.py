@@ -13,6 +13,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
+from anyformer.evaluate.split import loss_module
 from anyformer.models import Output
 from anyformer.objectives.auxiliary import Auxiliary
 from anyformer.objectives.causal import NextToken
@@ -24,7 +25,6 @@ from anyformer.objectives.replaced import ReplacedTokens
 from anyformer.objectives.tag import Tag
 from anyformer.objectives.translate import Translate
 from anyformer.objectives.vocabulary_info import VocabularyInfo
-from anyformer.train.evaluate_split import loss_module
 from small import close
 from tiny import CONFIGS, model_of
 

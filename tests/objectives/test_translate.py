@@ -9,8 +9,8 @@ import torch
 
 import anyformer as af
 from anyformer import families
-from anyformer.evaluate.predict import Predictor, predictions
 from anyformer.inputs.tokenizer import Tokenizer
+from anyformer.objectives.objective import Predictor
 from anyformer.objectives.translate import Translate
 from vocabularies import m2m
 
@@ -55,7 +55,7 @@ def test_what_is_written_for_a_metric_is_in_the_language(tokenizer: Tokenizer) -
         optimizer.step()
     job = Predictor(model.eval(), tokenizer, 1)
     for objective, example in pairs:
-        answered = predictions(objective, job, [example], [[objective.encode(example, tokenizer)]])
+        answered = objective.predict(job, [example], [[objective.encode(example, tokenizer)]])
         assert answered.predicted == answered.wanted == [example["target"]]
 
 

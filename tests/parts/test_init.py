@@ -16,9 +16,9 @@ from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Initializer, Kaiming, Normal, Uniform, Value, Xavier
+from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
-from anyformer.runtime.mask import Causal
 from anyformer.specs.part import walk
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack

@@ -15,8 +15,8 @@ from anyformer.parts.attention.attention import Attention
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.feedforward.moe import MoE, TopK
 from anyformer.parts.language_specific import LanguageSpecific
+from anyformer.parts.mask import Causal
 from anyformer.runtime.context import Context, TokenIds
-from anyformer.runtime.mask import Causal
 from anyformer.specs.part import Site
 from small import close
 from swaps import V, plain

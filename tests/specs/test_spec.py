@@ -18,9 +18,9 @@ from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP, GatedMLP
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import Causal, Window
 from anyformer.parts.norm import LayerNorm, RMSNorm
 from anyformer.parts.position.rotary import Rope, YarnScaling
-from anyformer.runtime.mask import Causal, Window
 from anyformer.specs.addresses import value_at
 from anyformer.specs.codec import FORMAT, decode, encode, from_json, override, to_json
 from anyformer.specs.messages import nearest

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.attention.linear import LinearAttention
 from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm, RMSNorm
 from anyformer.parts.position.bias import Alibi, DistanceBias, RelativeVectors
 from anyformer.parts.residual import ADD, ReZero, Scaled
 from anyformer.parts.unused import Unused
 from anyformer.runtime.context import Memory
-from anyformer.runtime.mask import Causal
 from anyformer.specs.part import Site
 from anyformer.stacks.block import Block, Parallel
 from anyformer.stacks.stack import Stack

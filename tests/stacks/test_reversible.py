@@ -14,11 +14,11 @@ from anyformer.parts.attention.lsh import LSHAttention
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.feedforward.moe import MoE, TopK
 from anyformer.parts.layer_mix import LayerMix
+from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.recurrent.mamba import SelectiveState
 from anyformer.parts.residual import Activated, Fixup, LayerScale, ReZero, Scaled
 from anyformer.runtime.context import Memory
-from anyformer.runtime.mask import Causal
 from anyformer.stacks.block import Block
 from anyformer.stacks.reversible import Reversible
 from anyformer.stacks.stack import Stack

@@ -11,17 +11,17 @@ import anyformer as af
 from anyformer.models import DecoderModel, EncoderModel
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.permuted_text import OrderedText
-from anyformer.parts.embedding.segments import SegmentedSinusoids
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import CAUSAL, FULL, SameReach
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.bias import Alibi, BucketedBias, DistanceBias, RelativeVectors
 from anyformer.parts.position.relative import RelativeSinusoids
 from anyformer.parts.position.rotary import Rope
+from anyformer.parts.position.segments import SegmentedSinusoids
 from anyformer.parts.recurrent.lstm import LSTM
-from anyformer.runtime.mask import CAUSAL, FULL, SameReach
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer

@@ -20,9 +20,9 @@ import anyformer as af
 from anyformer import cli
 from anyformer.generation import ctc
 from anyformer.inputs.audio_features import AudioProcessor
+from anyformer.look.inputs import scene
 from anyformer.tasks import long_audio
 from anyformer.tasks.each.transcribe import transcriber_of
-from anyformer.tasks.look_inputs import scene
 from anyformer.tasks.task import start_run
 from vocabularies import gpt2
 

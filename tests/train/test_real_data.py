@@ -15,8 +15,8 @@ import torch
 
 from anyformer import cli, families
 from anyformer.data import First, Source
-from anyformer.evaluate.metrics import METRICS
-from anyformer.evaluate.predict import right_answers
+from anyformer.objectives.answer import right_answers
+from anyformer.objectives.metrics import ANSWERS, LABELS, TAGS, TEXTS
 from anyformer.recipes import recipe
 from anyformer.recipes.multi30k_en_de import CONFIG
 from anyformer.specs.codec import override, to_json
@@ -84,7 +84,7 @@ def test_films(tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[
     found = scores(run, tmp_path, capsys, "--split", "valid")
     assert run.data.valid is not None
     wanted = [int(example["label"]) for example in examples(run.data.valid, run)]
-    baseline = best_constant(METRICS["labels"]["accuracy"], (0, 1), wanted)
+    baseline = best_constant(LABELS.functions["accuracy"], (0, 1), wanted)
     assert 0.5 < baseline < 0.55 and found["accuracy"] > baseline + 0.08, (baseline, found)
 
 
@@ -94,7 +94,7 @@ def test_pairs_of_sentences(tmp_path: Path, shared_data: Path, capsys: pytest.Ca
     found = scores(run, tmp_path, capsys, "--split", "valid")
     assert run.data.valid is not None
     wanted = [int(example["label"]) for example in examples(run.data.valid, run)]
-    baseline = best_constant(METRICS["labels"]["matthews"], (0, 1), wanted)  # a constant answer scores 0
+    baseline = best_constant(LABELS.functions["matthews"], (0, 1), wanted)  # a constant answer scores 0
     assert baseline == 0 and found["matthews"] > 0.05, found
 
 
@@ -107,7 +107,7 @@ def test_names_in_messages(tmp_path: Path, shared_data: Path, capsys: pytest.Cap
     sentences = examples(run.data.train, run)
     # every word with a capital is a person
     guess = [["B-person" if word[:1].isupper() else "O" for word in example["words"]] for example in sentences]
-    baseline = METRICS["tags"]["f1"](guess, [list(example["tags"]) for example in sentences])
+    baseline = TAGS.functions["f1"](guess, [list(example["tags"]) for example in sentences])
     assert 0.01 < baseline < found["f1"] - 0.1, (baseline, found)
 
 
@@ -121,7 +121,7 @@ def test_answers_to_questions(tmp_path: Path, shared_data: Path, capsys: pytest.
     questions = examples(run.data.train, run)
     wanted = [right_answers(example) for example in questions]
     firsts = [[" ".join(example["context"].split()[:n]) for example in questions] for n in (1, 2, 5, 10, 20, 40, 1000)]
-    baseline = max(METRICS["answers"]["f1"](guess, wanted) for guess in firsts)  # the first words of the text
+    baseline = max(ANSWERS.functions["f1"](guess, wanted) for guess in firsts)  # the first words of the text
     assert 1 < baseline < 20 and found["f1"] > baseline + 20, (baseline, found)
 
 
@@ -130,7 +130,7 @@ def test_translations(tmp_path: Path, shared_data: Path, capsys: pytest.CaptureF
     run = small("multi30k-en-de", shared_data, 800, 32, train=4000, valid=60, steps=260, **fast)
     found = scores(run, tmp_path, capsys, "--split", "valid", "--num-beams", "2")
     assert run.data.valid is not None
-    pairs, bleu = examples(run.data.valid, run), METRICS["texts"]["bleu"]
+    pairs, bleu = examples(run.data.valid, run), TEXTS.functions["bleu"]
     wanted = [example["target"] for example in pairs]
     copied = bleu([example["source"] for example in pairs], wanted)
     one = best_constant(bleu, [example["target"] for example in examples(run.data.train, run, 100)], wanted)

@@ -14,7 +14,7 @@ from anyformer.kernels import decode, few_rows
 from anyformer.models import Call
 from anyformer.parts.feedforward.mlp import GatedMLP
 from anyformer.parts.feedforward.moe import MoE, TopK
-from anyformer.runtime.mask import Causal, Window
+from anyformer.parts.mask import Causal, Window
 from anyformer.transforms.decode_kernels import decode_kernels
 from anyformer.transforms.quantize import quantize
 

@@ -190,8 +190,8 @@ class Chat:
         self.messages.append({"role": "assistant", "content": writing.text.strip()})
 
     def start_writing(self) -> TextStream:
-        from anyformer.generation.prompt import position_limit
         from anyformer.generation.writing import TextStream
+        from anyformer.models import position_limit
 
         limit = None if self.model.spec.pair else position_limit(self.model.spec)
         shown = self.messages

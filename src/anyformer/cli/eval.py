@@ -109,8 +109,9 @@ def evaluate_model(options: argparse.Namespace) -> tuple[dict[str, Any], dict[st
         from anyformer.data import First
         from anyformer.data.prepare import report_skipped
         from anyformer.evaluate import Evaluation
+        from anyformer.evaluate.split import evaluate, select_split, tokenizer_in, write_predictions
         from anyformer.kernels import hardware
-        from anyformer.train.evaluate_split import evaluate, select_split, tokenizer_in, write_predictions
+        from anyformer.objectives.metrics import TEXTS
 
         split, source = select_split(description.data, options.split)
         source = source if options.most is None else First(source=source, count=options.most)
@@ -125,19 +126,20 @@ def evaluate_model(options: argparse.Namespace) -> tuple[dict[str, Any], dict[st
                 home, Evaluation(source, description.objective, None, names), description.name, split
             )
         folder = hub.resolve(options.model)
-        tokenizer = tokenizer_in(folder, description)
+        tokenizer = tokenizer_in(folder, description.vocabulary is not None)
         skip = description.data.unfit == "skip"
         evaluation = Evaluation(source, description.objective.ready(tokenizer), tokenizer, names, skip=skip)
         if options.save is not None and Path(options.save).is_dir():
             raise ValueError(f"--save {options.save} is a folder")
         model = load(folder, dtype=options.dtype, device=device)
+    row: dict[str, Any] = {"length": description.batch.length, "seed": description.seed}
     if options.by:
         from dataclasses import asdict
 
-        from anyformer.train.evaluate_split import evaluate_by_position
+        from anyformer.evaluate.split import evaluate_by_position
 
         with spinner(f"{description.name}, {split}"):
-            groups = evaluate_by_position(model, description, split, evaluation, options.batch)
+            groups = evaluate_by_position(model, split, evaluation, options.batch, **row)
         facts = {
             "model": str(folder),
             "recipe": description.name,
@@ -147,18 +149,18 @@ def evaluate_model(options: argparse.Namespace) -> tuple[dict[str, Any], dict[st
         return {"positions": [asdict(group) for group in groups]}, facts
     with progress(f"{description.name}, {split}") as advance:
         settings = {"size": options.batch, "num_beams": options.num_beams, "progress": advance}
-        scores = evaluate(model, description, split, evaluation, **settings)
+        scores = evaluate(model, split, evaluation, **settings, **row)
     for line in report_skipped({split: evaluation.split}) if evaluation.split is not None else ():
         print(line, file=sys.stderr)
     if options.save is not None:
         write_predictions(Path(options.save), evaluation)
     count = len(evaluation.examples[0] if evaluation.answered is not None else evaluation.split or ())
-    beams = {"num_beams": options.num_beams} if evaluation.kind == "texts" else {}
+    beams = {"num_beams": options.num_beams} if evaluation.metrics is TEXTS else {}
     return scores, {"model": str(folder), "recipe": description.name, "split": split, "examples": count, **beams}
 
 
 def score_predictions(path: Path, evaluation: Any, name: str, split: str) -> tuple[dict[str, float], dict[str, Any]]:
-    from anyformer.train.evaluate_split import read_predictions
+    from anyformer.evaluate.split import read_predictions
 
     answered = read_predictions(path)
     facts = {"model": str(path), "recipe": name, "split": split, "examples": len(answered.wanted)}

@@ -125,7 +125,7 @@ def fine_tune(run: Run, folder: Path, options: argparse.Namespace) -> dict[str, 
     """Train one run and return its metrics on each development set."""
     from anyformer.cli.train import train
     from anyformer.evaluate import Evaluation
-    from anyformer.train.evaluate_split import evaluate
+    from anyformer.evaluate.split import evaluate
 
     begun = options.resume and (folder / "run.json").is_file()
     trainer = train(run, folder, begun, options.device)
@@ -134,7 +134,7 @@ def fine_tune(run: Run, folder: Path, options: argparse.Namespace) -> dict[str, 
         source = getattr(run.data, split)
         if source is not None:
             evaluation = Evaluation(source, trainer.objective, trainer.tokenizer, run.evaluate.metrics)
-            scores = evaluate(trainer.model.eval(), run, split, evaluation)
+            scores = evaluate(trainer.model.eval(), split, evaluation, length=run.batch.length, seed=run.seed)
             named = f", {kind}" if run.data.test is not None else ""
             results |= {f"{metric}{named}": scores[metric] for metric in run.evaluate.metrics}
     return results

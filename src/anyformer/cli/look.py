@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> None:
 
     with spinner(f"reading {options.model}"):
         from anyformer.kernels import hardware
-        from anyformer.tasks.look_inputs import blueprint, scene
+        from anyformer.look.inputs import blueprint, scene
 
         if options.picture is not None and PICTURES[options.picture].bare:
             shown = blueprint(options.model, options.input, offline=options.offline)

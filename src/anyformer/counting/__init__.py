@@ -19,7 +19,8 @@ from anyformer.parts.computed import ComputesTensors
 from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.parts.embedding.trajectory import TrajectoryEmbedding
 from anyformer.parts.unused import PartlyUsed
-from anyformer.runtime.state import StateSpec, declarations
+from anyformer.runtime.state import declarations
+from anyformer.runtime.stores import StateSpec
 from anyformer.specs.messages import quote
 from anyformer.specs.part import parts_in
 

@@ -25,9 +25,10 @@ from anyformer.models.base import TransformerModule
 from anyformer.models.call import Call
 from anyformer.parts.computed import compute
 from anyformer.parts.head.classify import MultipleChoiceHead
+from anyformer.parts.mask import All, Causal, Full, Mask, Window
 from anyformer.parts.op import Op
 from anyformer.runtime.inputs import COMMON
-from anyformer.runtime.mask import All, Causal, Full, Mask, Rows, Window
+from anyformer.runtime.visibility import Rows
 from anyformer.specs.addresses import value_at
 from anyformer.specs.part import Part, walk
 from anyformer.stacks.stack import StackModule

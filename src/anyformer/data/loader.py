@@ -13,7 +13,7 @@ import torch
 
 from anyformer.data.mixed import MixedPlan
 from anyformer.data.plan import PlaceGenerators, Plan, StepExamples, share
-from anyformer.generation.random_state import mix
+from anyformer.kernels.random_bits import mix
 from anyformer.objectives.objective import Batch, Objective, Record
 
 

@@ -13,7 +13,7 @@ from anyformer.data.episodes import are_consecutive, read_arrays
 from anyformer.data.source import Files, Row, Source
 from anyformer.inputs import recordings
 from anyformer.inputs.image import ENDINGS
-from anyformer.kernels.hardware import need
+from anyformer.inputs.optional_library import need
 from anyformer.specs.checks import at_least
 from anyformer.specs.messages import quote
 

@@ -18,6 +18,7 @@ from anyformer.data.encode import Encoded, encode_rows
 from anyformer.data.mixture import Mixture
 from anyformer.data.shards import FORMAT, DataSplit, Writer
 from anyformer.data.source import Held, Source
+from anyformer.models import Model, position_limit
 from anyformer.objectives.objective import Objective
 from anyformer.specs.codec import encode
 from anyformer.specs.part import Part, walk
@@ -243,3 +244,14 @@ def writable_folder(folder: Path | str) -> Iterator[None]:
         yield
     except OSError as error:
         raise ValueError(f"prepared data cannot be written to {folder}: {error.strerror or error}") from None
+
+
+def length_limit(spec: Model, length: int | None, objective: Objective) -> int | None:
+    """Return the maximum number of tokens in a packed row or a record; `length` is `batch.length` of a run."""
+    limit = position_limit(spec)
+    length = length or limit
+    if length is None and objective.packs:
+        raise ValueError("batch.length: this model has no length limit; set the length of a row")
+    if limit is not None and length is not None and length > limit:
+        raise ValueError(f"batch.length: {length} is more than the {limit} tokens that this model takes")
+    return length

@@ -31,7 +31,7 @@ from anyformer.data.source import (
     read_whole,
     text_lines,
 )
-from anyformer.kernels.hardware import need
+from anyformer.inputs.optional_library import need
 from anyformer.specs.messages import nearest, quote
 from anyformer.specs.part import Table
 

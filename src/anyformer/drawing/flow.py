@@ -9,10 +9,10 @@ from typing import Any
 
 from anyformer.drawing.part_labels import number
 from anyformer.parts.base import Embedding
+from anyformer.parts.embedding.convolution import GridEmbedding
 from anyformer.parts.embedding.patches import PatchEmbedding
-from anyformer.parts.grid.convolution import GridEmbedding
 from anyformer.parts.grid.dvae import ImageDecoder
-from anyformer.parts.grid.layout import Grid, Layout
+from anyformer.runtime.grid import Grid, Layout
 from anyformer.specs.part import Part
 from anyformer.stacks.funnel import Funnel
 from anyformer.stacks.perceiver import Perceiver

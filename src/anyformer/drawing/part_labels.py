@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from anyformer.parts.base import HasHeads
+from anyformer.parts.mask import Mask, Several
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op, Reshaping
-from anyformer.runtime.mask import Mask, Several
 from anyformer.specs.part import Part, default_values, hints, slot_types, values_in
 
 # fields that do not affect shapes or wiring: dropout, eps, initial values, details of published checkpoints

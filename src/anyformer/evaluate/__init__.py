@@ -15,19 +15,9 @@ from torch import Tensor
 
 from anyformer.data import DataSplit, Source, StepBatches
 from anyformer.data.encode import encode_row
-from anyformer.evaluate import metrics
-from anyformer.evaluate.predict import Example, Predictions, Predictor, kind_of, predictions, task_of
 from anyformer.models import TransformerModule, position_limit
-from anyformer.objectives.causal import NextToken
-from anyformer.objectives.classify import Classify
-from anyformer.objectives.dialogue import Dialogue
-from anyformer.objectives.examples import texts_of
-from anyformer.objectives.images import ClassifyImage
-from anyformer.objectives.masked import Masked
-from anyformer.objectives.objective import Objective, Record
-from anyformer.objectives.permuted import Permuted
-from anyformer.objectives.rewrite import Rewrite
-from anyformer.objectives.translate import Translate
+from anyformer.objectives import metrics
+from anyformer.objectives.objective import LOSS_METRICS, Example, Objective, Predictions, Predictor, Record
 
 
 def mean_losses(
@@ -74,18 +64,13 @@ class Evaluation:
         skip: bool = False,
     ) -> None:
         self.source, self.tokenizer, self.split, self.most, self.skip = source, tokenizer, split, most, skip
-        self.task = task_of(objective)
-        self.kind = kind_of(self.task)
-        self.names = tuple(names) if names is not None else (*usual(self.task, self.kind), *loss_metrics(self.task))
+        self.task = objective.task
+        self.metrics = self.task.metrics
+        usual = (*(self.metrics.usual if self.metrics else ()), *self.task.loss_metrics)
+        self.names = usual if names is None else tuple(names)
         check(self.task, self.names)
         self.left_out: list[str] = []
         self.answered: Predictions | None = None  # predictions of the last call
-
-    @property
-    def plain(self) -> Objective:
-        """The task without label smoothing."""
-        smooth = isinstance(self.task, Rewrite | ClassifyImage) and self.task.smoothing
-        return self.task.replace(smoothing=0.0) if smooth else self.task
 
     @functools.cached_property
     def examples(self) -> tuple[list[Example], list[list[Record]]]:
@@ -110,22 +95,21 @@ class Evaluation:
     @functools.cached_property
     def tokens_per_byte(self) -> float:
         """Tokens per byte of the predicted texts."""
-        if isinstance(self.task, Translate):
+        if not self.task.packs:
             examples, records = self.examples
             tokens = sum(record["labels"].size for own in records for record in own)
-            return tokens / sum(len(texts_of(example, "target")[0].encode()) for example in examples)
+            return tokens / sum(map(self.task.target_bytes, examples))
         assert self.split is not None
         rows = self.source.rows(self.task.columns)
-        num_bytes = sum(len(str(row.example["text"]).encode()) for row in rows if row.example is not None)
-        return self.split.tokens / num_bytes
+        return self.split.tokens / sum(self.task.target_bytes(row.example) for row in rows if row.example is not None)
 
     def __call__(self, job: Predictor, mean_loss: Callable[[Objective], float]) -> dict[str, float]:
         """Return the metrics. `mean_loss(objective)` returns the loss of an objective on this split."""
         scores = {}
-        if any(name not in metrics.LOSSES for name in self.names):
+        if any(name not in LOSS_METRICS for name in self.names):
             scores = self.score(self.ask(job))
-        if any(name in metrics.LOSSES for name in self.names):
-            loss = mean_loss(self.plain)
+        if any(name in LOSS_METRICS for name in self.names):
+            loss = mean_loss(self.task.plain)
             scores["perplexity"] = math.exp(min(loss, 700.0))
             if "bits_per_byte" in self.names:
                 scores["bits_per_byte"] = loss * self.tokens_per_byte / math.log(2)
@@ -135,32 +119,18 @@ class Evaluation:
         """Return the model's predictions for all examples."""
         examples, records = self.examples
         check_lengths(job.model, self.task, records)
-        self.answered = predictions(self.task, job, examples, records)
+        self.answered = self.task.predict(job, examples, records)
         return self.answered
 
     def score(self, answered: Predictions) -> dict[str, float]:
         """Return the metrics of predictions."""
-        known = metrics.METRICS.get(self.kind or "", {})
+        known = self.metrics.functions if self.metrics else {}
         return {name: known[name](*answered) for name in self.names if name in known}
-
-
-def loss_metrics(task: Objective) -> tuple[str, ...]:
-    """Return the metrics that follow from the mean loss per token; bits per byte only if every token is predicted."""
-    if isinstance(task, NextToken | Translate):
-        return metrics.LOSSES
-    return metrics.LOSSES[:1] if type(task) is Masked or isinstance(task, Rewrite | Dialogue | Permuted) else ()
 
 
 def check(objective: Objective, names: Sequence[str]) -> None:
     """Raise ValueError if the objective lacks these metrics or a library is missing, before any work."""
-    task = task_of(objective)
-    metrics.check(names, kind_of(task), loss_metrics(task))
-
-
-def usual(task: Objective, kind: str | None) -> tuple[str, ...]:
-    names = metrics.USUAL.get(kind or "", ())
-    two = isinstance(task, Classify | ClassifyImage) and len(task.labels) == 2
-    return tuple("f1" if kind == "labels" and two and name == "macro_f1" else name for name in names)
+    metrics.check(names, objective.task.metrics, objective.task.loss_metrics)
 
 
 def check_lengths(model: TransformerModule, task: Objective, records: Sequence[Sequence[Record]]) -> None:

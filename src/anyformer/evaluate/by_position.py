@@ -16,7 +16,7 @@ from torch import Tensor
 from anyformer.evaluate.likelihood import MAX_LOGITS, last_hidden_states, token_log_probs
 from anyformer.models import TransformerModule
 from anyformer.objectives.objective import Batch, language_head
-from anyformer.runtime.mask import text_positions
+from anyformer.runtime.visibility import text_positions
 
 
 @dataclasses.dataclass(frozen=True)

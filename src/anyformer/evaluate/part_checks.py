@@ -31,9 +31,9 @@ from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Normal, computed_tensors, is_within
+from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
-from anyformer.runtime.mask import Causal
 from anyformer.specs.codec import decode, encode, override
 from anyformer.specs.part import Part, fits, slot_types, walk
 from anyformer.specs.part_errors import error_origin

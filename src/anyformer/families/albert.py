@@ -103,6 +103,7 @@ ORIGINAL = "from experiments in the original code; the published class does not 
 ALBERT = Family(
     name="albert",
     about="text encoders whose layers share their weights",
+    tokenizer="AlbertTokenizer",
     template=TEMPLATE,
     classes={
         "AlbertForPreTraining": Class(SentenceOrderHead(lm=LM, pool=DROPPED), "sop_classifier.classifier"),

@@ -13,18 +13,11 @@ from anyformer.families.base.template import Config
 from anyformer.families.resnet import depths, image_size, widths
 from anyformer.families.shared.vision import pair
 from anyformer.models import EncoderModel, Model
-from anyformer.parts.grid.convolution import (
-    Convolution,
-    ConvolutionEmbedding,
-    Convolutions,
-    GridLayer,
-    LayersDown,
-    OpLayer,
-    ResidualDown,
-)
+from anyformer.parts.embedding.convolution import ConvolutionEmbedding
+from anyformer.parts.grid.convolution import Convolution, Convolutions, GridLayer, LayersDown, OpLayer, ResidualDown
 from anyformer.parts.grid.halo import HaloAttention
-from anyformer.parts.grid.layout import Down
 from anyformer.parts.grid.local_relation import LocalRelation
+from anyformer.parts.grid.merge import Down
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Kaiming

@@ -10,7 +10,8 @@ from anyformer.families.base.fields import ConfigField, Field, Fixed, Ignored
 from anyformer.families.base.template import Config
 from anyformer.models import AutoencoderModel, Model
 from anyformer.parts.activation import Activation
-from anyformer.parts.grid.autoencoder_kl import KLDecoder, KLEmbedding
+from anyformer.parts.embedding.autoencoder import KLEmbedding
+from anyformer.parts.grid.autoencoder_kl import KLDecoder
 from anyformer.parts.grid.dvae import GaussianLatent
 from anyformer.parts.init import Kaiming
 from anyformer.specs.messages import nearest, quote

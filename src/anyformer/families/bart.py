@@ -19,9 +19,9 @@ from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
-from anyformer.runtime.mask import Causal
 from anyformer.specs.addresses import edit
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
@@ -160,6 +160,7 @@ MASS = {
 BART = Family(
     name="bart",
     about="denoising encoder-decoders for summaries and other rewriting",
+    tokenizer="BartTokenizer",
     template=TEMPLATE,
     classes={
         "BartForConditionalGeneration": Class(

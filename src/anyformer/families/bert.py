@@ -51,6 +51,7 @@ def small(width: int, depth: int, published: float) -> Size:
 BERT = Family(
     name="bert",
     about="text encoders, and decoders with the same layers",
+    tokenizer="BertTokenizer",
     template=TEMPLATE,
     classes={
         "BertForPreTraining": Class(PretrainingHead(lm=LM, pool=POOL), "cls.seq_relationship"),

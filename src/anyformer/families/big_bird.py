@@ -13,7 +13,8 @@ from anyformer.families.shared import bert_like
 from anyformer.families.shared.bert_like import LAYERS, NORM, stack_name
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.attention.attention import Attention
-from anyformer.parts.attention.big_bird import BlockSparseAttention, BlockTextEmbedding, TextOnly
+from anyformer.parts.attention.big_bird import BlockSparseAttention
+from anyformer.parts.embedding.block_text import BlockTextEmbedding, TextOnly
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.base import Transform
@@ -113,6 +114,7 @@ IDLE_WEIGHTS = {"~pooler": "*.neck.rest.part.dense"}
 BIG_BIRD = Family(
     name="big_bird",
     about="encoders for long texts, and decoders with the same layers",
+    tokenizer="BigBirdTokenizer",
     template=TEMPLATE,
     classes={
         "BigBirdForPreTraining": Class(PretrainingHead(lm=LM, pool=POOL, tokens_alone=True), "cls.seq_relationship"),

@@ -14,9 +14,9 @@ from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Alibi
-from anyformer.runtime.mask import Causal
 from anyformer.specs.addresses import value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack

@@ -90,6 +90,7 @@ LARGE_TEXT = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_head
 CLIP = Family(
     name="clip",
     about="a text and an image encoder whose vectors are compared",
+    tokenizer="CLIPTokenizer",
     fields={
         "text_config": nested_config(TEXT, tower_of("text"), {}),
         "vision_config": nested_config(IMAGE, tower_of("image"), {}),

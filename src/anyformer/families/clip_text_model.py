@@ -18,9 +18,9 @@ from anyformer.parts.head.classify import PooledOutput
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.similarity import ProjectionHead
 from anyformer.parts.init import Initializer, Normal
+from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
-from anyformer.runtime.mask import Causal
 from anyformer.specs.part import Table
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack

@@ -22,12 +22,12 @@ from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.ctc import CTCHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Initializer, Kaiming
+from anyformer.parts.mask import CAUSAL
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.op import Op
 from anyformer.parts.position.absolute import Sinusoidal
 from anyformer.parts.position.relative import RelativeSinusoids
 from anyformer.parts.residual import Scaled
-from anyformer.runtime.mask import CAUSAL
 from anyformer.specs.addresses import edit
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack

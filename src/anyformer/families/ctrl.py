@@ -16,9 +16,9 @@ from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Sinusoidal
-from anyformer.runtime.mask import Causal
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer

@@ -196,6 +196,7 @@ def size(width: int, depth: int, heads: int, published: float, **more: Any) -> S
 DEBERTA = Family(
     name="deberta",
     about="text encoders with separate attention terms for content and relative position",
+    tokenizer="DebertaTokenizer",
     template=TEMPLATE,
     classes=classes("Deberta"),
     config=CONFIG,

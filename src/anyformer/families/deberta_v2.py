@@ -83,6 +83,7 @@ CONVOLVED = {"conv_kernel_size": 3, "conv_act": "gelu"}
 DEBERTA_V2 = DEBERTA.but(
     "deberta-v2",
     about="DeBERTa v2 and v3: relative positions in buckets",
+    tokenizer="DebertaV2Tokenizer",
     changes={
         "width": 1536,
         "embedding.tokens.vocab_size": 128100,

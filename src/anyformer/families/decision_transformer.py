@@ -40,6 +40,7 @@ EPISODES = STACK.replace(
 DECISION_TRANSFORMER = GPT2.but(
     "decision_transformer",
     about="predicts the next action for a desired return (offline reinforcement learning)",
+    tokenizer=None,
     template=STACK,
     classes={
         "DecisionTransformerModel": Class(

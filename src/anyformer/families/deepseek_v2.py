@@ -19,9 +19,9 @@ from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import Causal
 from anyformer.parts.norm import RMSNorm
 from anyformer.parts.position.rotary import Rope
-from anyformer.runtime.mask import Causal
 from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import quote
 from anyformer.stacks.block import Block

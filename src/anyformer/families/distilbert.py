@@ -60,6 +60,7 @@ def check_num_labels(c: Config) -> None:
 DISTILBERT = Family(
     name="distilbert",
     about="small text encoders distilled from BERT",
+    tokenizer="BertTokenizer",
     template=TEMPLATE,
     classes={
         "DistilBertForMaskedLM": Class(

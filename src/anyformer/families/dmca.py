@@ -22,9 +22,9 @@ from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.feedforward.moe import MoE, NoisyTopK
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Normal, Xavier
+from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Sinusoidal
-from anyformer.runtime.mask import Causal
 from anyformer.specs.messages import quote
 from anyformer.specs.part import walk
 from anyformer.stacks.block import Block
@@ -118,6 +118,7 @@ FAMILIES = (
     Family(
         name="dmca",
         about="decoders for texts of thousands of tokens",
+        tokenizer="",
         fields=FIELDS,
         describe=describe,
         rules=rules,

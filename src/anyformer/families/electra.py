@@ -58,6 +58,7 @@ def size(embedding: int, width: int, depth: int, heads: int, published: float | 
 ELECTRA = Family(
     name="electra",
     about="text encoders trained to detect replaced tokens, and their generators",
+    tokenizer="ElectraTokenizer",
     template=TEMPLATE,
     classes={
         "ElectraForPreTraining": Class(DetectHead(activation="gelu"), "discriminator_predictions.dense_prediction"),

@@ -12,10 +12,10 @@ from anyformer.families.base.template import Class, Weights
 from anyformer.families.shared import bert_like
 from anyformer.models import Model
 from anyformer.parts.attention.attention import Attention
-from anyformer.parts.attention.etc import GlobalLocalVectors
 from anyformer.parts.embedding.segments import SegmentedText
 from anyformer.parts.embedding.text import Tokens
-from anyformer.runtime.mask import Global, Mask, Window
+from anyformer.parts.mask import Global, Mask, Window
+from anyformer.parts.position.global_local import GlobalLocalVectors
 from anyformer.specs.addresses import edit, value_at
 
 OP = "encoder.layers.attention.op"
@@ -41,6 +41,7 @@ SMALL = {
 ETC = Family(
     name="etc",
     about="encoders for long and structured texts, with global tokens and local attention",
+    tokenizer="",
     template=edit(
         bert.TEMPLATE,
         {

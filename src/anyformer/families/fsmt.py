@@ -41,6 +41,7 @@ def check_vocabularies(c: Config) -> None:
 FSMT = BART.but(
     "fsmt",
     about="translation: fairseq's WMT19 models",
+    tokenizer="FSMTTokenizer",
     changes={
         "embedding": EMBEDDING,
         "decoder_embedding": EMBEDDING.replace(unseen=1),

@@ -13,7 +13,7 @@ from anyformer.families.shared.heads import encoder_head
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention.attention import Attention
-from anyformer.parts.embedding.segments import SegmentedSinusoids, SegmentedText
+from anyformer.parts.embedding.segments import SegmentedText
 from anyformer.parts.embedding.text import Tokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.halve import Halve
@@ -25,6 +25,7 @@ from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal, Uniform, Xavier
 from anyformer.parts.norm import LayerNorm
+from anyformer.parts.position.segments import SegmentedSinusoids
 from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import nearest, quote
 from anyformer.stacks.block import Block
@@ -189,6 +190,7 @@ FAMILIES = (
     Family(
         name="funnel",
         about="text encoders that shorten the sequence between blocks",
+        tokenizer="FunnelTokenizer",
         fields=FIELDS,
         describe=describe,
         rules=rules,

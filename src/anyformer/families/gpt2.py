@@ -30,9 +30,9 @@ from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
-from anyformer.runtime.mask import Causal
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -118,6 +118,7 @@ B13_NOTE = "the paper's table has width 5140; 40 heads of 128 make 5120, which g
 GPT2 = Family(
     name="gpt2",
     about="decoder language models",
+    tokenizer="GPT2Tokenizer",
     template=TEMPLATE,
     classes={
         "GPT2LMHeadModel": Class(LMHead(vocab_size=50257), "lm_head"),

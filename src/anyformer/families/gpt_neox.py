@@ -27,9 +27,9 @@ from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import Causal, Full, Mask
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.rotary import Rope
-from anyformer.runtime.mask import Causal, Full, Mask
 from anyformer.specs.addresses import edit, value_at
 from anyformer.stacks.block import Block, Parallel
 from anyformer.stacks.stack import Stack
@@ -150,6 +150,7 @@ def pythia(depth: int, width: int, heads: int, published: float, vocab_size: int
 GPT_NEOX = Family(
     name="gpt_neox",
     about="decoder language models",
+    tokenizer="GPTNeoXTokenizer",
     template=TEMPLATE,
     classes={
         **decoder_classes("GPTNeoX", 50432),

@@ -29,6 +29,7 @@ def size(n_layer: int, n_embd: int, n_head: int, published: float) -> Size:
 IMAGEGPT = GPT2.but(
     "imagegpt",
     about="decoder that generates images pixel by pixel",
+    tokenizer=None,
     changes={
         "width": 512,
         "embedding.tokens.vocab_size": 513,

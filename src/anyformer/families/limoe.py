@@ -115,6 +115,7 @@ NOTE = "32 experts in every other layer, one expert per token"
 LIMOE = Family(
     name="limoe",
     about="one stack with experts for texts and images, whose vectors are compared",
+    tokenizer="",
     template=TEMPLATE,
     classes={"": Class(TEMPLATE.head)},
     config={

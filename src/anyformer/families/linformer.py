@@ -31,6 +31,7 @@ def weights(spec: Model) -> Weights:
 LINFORMER = Family(
     name="linformer",
     about="text encoders with linear attention: keys are projected to a fixed number",
+    tokenizer="",
     template=edit(
         roberta.TEMPLATE,
         {

@@ -14,9 +14,9 @@ from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import GatedMLP
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import Causal
 from anyformer.parts.norm import RMSNorm
 from anyformer.parts.position.rotary import Rope
-from anyformer.runtime.mask import Causal
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -105,6 +105,8 @@ def llama3_rope(factor: float) -> dict[str, Any]:
 LLAMA = Family(
     name="llama",
     about="decoder language models",
+    tokenizer="LlamaTokenizer",
+    base_tokenizer="unnamed",
     template=TEMPLATE,
     classes=decoder_classes("Llama", 32000, span_prefix="transformer."),
     config=CONFIG,

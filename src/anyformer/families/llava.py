@@ -86,6 +86,7 @@ FAMILIES = (
     Family(
         name="llava",
         about="chat about images: a Llama with an image encoder",
+        base_tokenizer="always",
         fields={
             "text_config": nested_config(LLAMA, text_of),
             "vision_config": nested_config(IMAGE, lambda spec: spec.image.model),

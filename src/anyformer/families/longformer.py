@@ -12,7 +12,8 @@ from anyformer.families.bert import DROPPED, LARGE, LM, POOL
 from anyformer.families.shared import bert_like
 from anyformer.families.shared.bert_like import LAYERS, NORM
 from anyformer.models import EncoderModel
-from anyformer.parts.attention.longformer import GlobalTextEmbedding, LocalAttention
+from anyformer.parts.attention.longformer import LocalAttention
+from anyformer.parts.embedding.global_text import GlobalTextEmbedding
 from anyformer.parts.embedding.text import Tokens
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead, PooledOutput
 from anyformer.parts.head.span import SpanHead
@@ -68,6 +69,7 @@ BASE = {"vocab_size": 50265, "max_position_embeddings": 4098, "type_vocab_size":
 LONGFORMER = Family(
     name="longformer",
     about="encoders for long texts",
+    tokenizer="LongformerTokenizer",
     template=TEMPLATE,
     classes={  # with the tokens that are global by default
         "LongformerForMaskedLM": Class(LM),

@@ -30,6 +30,7 @@ def check_pad_token(c: Config) -> None:
 M2M_100 = BART.but(
     "m2m_100",
     about="translation between 100 languages",
+    tokenizer="M2M100Tokenizer",
     changes={
         "embedding": EMBEDDING,
         "decoder_embedding": EMBEDDING,

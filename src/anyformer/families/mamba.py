@@ -142,6 +142,7 @@ def size(width: int, depth: int, published: float) -> Size:
 MAMBA = Family(
     name="mamba",
     about="language models without attention; cost linear in the length",
+    tokenizer="GPTNeoXTokenizer",
     template=TEMPLATE,
     classes={"MambaForCausalLM": Class(LMHead(vocab_size=50280), "lm_head"), "MambaModel": Class(prefix="")},
     config=CONFIG,

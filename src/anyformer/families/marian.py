@@ -92,6 +92,7 @@ def size(width: int, inner: int, heads: int, dropout: float, published: float) -
 MARIAN = BART.but(
     "marian",
     about="translation: the original Transformer",
+    tokenizer="MarianTokenizer",
     changes={
         "embedding": EMBEDDING,
         "decoder_embedding": EMBEDDING,

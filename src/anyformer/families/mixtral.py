@@ -14,9 +14,9 @@ from anyformer.parts.feedforward.balance import PooledBalance
 from anyformer.parts.feedforward.mlp import GatedMLP
 from anyformer.parts.feedforward.moe import MoE, TopK
 from anyformer.parts.head.language import LMHead
+from anyformer.parts.mask import Causal
 from anyformer.parts.norm import RMSNorm
 from anyformer.parts.position.rotary import Rope
-from anyformer.runtime.mask import Causal
 from anyformer.specs.addresses import value_at
 from anyformer.weights.rules import Rule, Stack
 

@@ -13,10 +13,10 @@ from anyformer.families.shared import mvit
 from anyformer.models import Model
 from anyformer.parts.embedding.patches import VideoEmbedding
 from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.grid.layout import GridVectors, SeparableLearned
 from anyformer.parts.grid.pooled_attention import PooledAttention
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.norm import LayerNorm
+from anyformer.parts.position.grid import GridVectors, SeparableLearned
 from anyformer.weights.rules import Rename, Reshape, Rule
 
 LISTS = ("num_heads", "input_channels", "output_channels", "kernel_q", "kernel_kv", "stride_q", "stride_kv")

@@ -14,11 +14,12 @@ from anyformer.families.shared import mvit
 from anyformer.models import Model
 from anyformer.parts.embedding.patches import PatchEmbedding
 from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.grid.layout import GridVectors, Sides
 from anyformer.parts.grid.pooled_attention import GridPool, PooledAttention
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
+from anyformer.parts.position.grid import GridVectors
+from anyformer.runtime.grid import Sides
 from anyformer.specs.messages import quote
 from anyformer.weights.rules import Rename, Reshape, Rule
 

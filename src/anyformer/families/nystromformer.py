@@ -70,6 +70,7 @@ def check_kernel(c: Config) -> None:
 NYSTROMFORMER = Family(
     name="nystromformer",
     about="text encoders with linear attention through landmarks",
+    base_tokenizer="always",
     template=TEMPLATE,
     classes={
         "NystromformerForMaskedLM": Class(LM),

@@ -17,9 +17,9 @@ from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
-from anyformer.runtime.mask import Causal
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -97,6 +97,7 @@ WEIGHTS = {
 OPENAI_GPT = Family(
     name="openai-gpt",
     about="the first GPT (GPT-1)",
+    tokenizer="OpenAIGPTTokenizer",
     template=TEMPLATE,
     classes={
         "OpenAIGPTLMHeadModel": Class(LMHead(vocab_size=40478), "lm_head"),

@@ -18,10 +18,10 @@ from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
 from anyformer.parts.position.numbering import RealTokens
-from anyformer.runtime.mask import Causal
 from anyformer.specs.addresses import edit, value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
@@ -128,6 +128,7 @@ def size(depth: int, heads: int, width: int, published: float | None, note: str 
 OPT = Family(
     name="opt",
     about="decoder language models",
+    tokenizer="GPT2Tokenizer",
     template=TEMPLATE,
     classes={
         "OPTForCausalLM": Class(LMHead(vocab_size=50272), "lm_head"),

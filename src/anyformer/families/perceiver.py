@@ -190,6 +190,7 @@ FAMILIES = (
     Family(
         name="perceiver",
         about="encoders of text bytes through a small set of latents",
+        tokenizer="PerceiverTokenizer",
         fields=FIELDS,
         describe=describe,
         rules=rules,

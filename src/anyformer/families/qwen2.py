@@ -22,6 +22,8 @@ def head_dim(spec: Model) -> int:
 
 QWEN2 = LLAMA.but(
     "qwen2",
+    tokenizer="Qwen2Tokenizer",
+    base_tokenizer="",
     changes={
         "length": 32768,
         "embedding.tokens.vocab_size": 151936,

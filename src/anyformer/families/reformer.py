@@ -193,6 +193,7 @@ ENWIK8 = {
 REFORMER = Family(
     name="reformer",
     about="encoders and decoders for long texts, with attention in chunks sorted by a hash",
+    tokenizer="ReformerTokenizer",
     template=TEMPLATE,
     classes={
         "ReformerForMaskedLM": Class(LM, "lm_head.decoder"),

@@ -77,6 +77,7 @@ FAMILIES = (
     Family(
         name="reka",
         about="chat about images and sounds: a decoder with an image and an audio encoder",
+        tokenizer="",
         fields=FIELDS,
         describe=describe,
         rules=rules,

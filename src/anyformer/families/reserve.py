@@ -113,6 +113,7 @@ FAMILIES = (
     Family(
         name="reserve",
         about="MERLOT Reserve: one encoder for video frames, sounds and texts, trained to match masked spans",
+        tokenizer="",
         fields=FIELDS,
         describe=describe,
         rules=rules,

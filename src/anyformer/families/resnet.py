@@ -11,7 +11,8 @@ from anyformer.families.base.template import Config
 from anyformer.families.shared.vision import pair, unpair
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.activation import activation_named
-from anyformer.parts.grid.convolution import Convolution, ConvolutionEmbedding, Convolutions, ResidualDown
+from anyformer.parts.embedding.convolution import ConvolutionEmbedding
+from anyformer.parts.grid.convolution import Convolution, Convolutions, ResidualDown
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.image import ImageOutput
 from anyformer.parts.head.pool import Pool

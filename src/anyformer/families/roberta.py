@@ -71,6 +71,7 @@ XXL = {"hidden_size": 4096, "num_hidden_layers": 48, "intermediate_size": 16384}
 ROBERTA = Family(
     name="roberta",
     about="text encoders, and decoders with the same layers",
+    tokenizer="RobertaTokenizer",
     template=TEMPLATE,
     classes=classes("Roberta", 50265),
     config={
@@ -97,6 +98,7 @@ ROBERTA = Family(
 XLM_ROBERTA = ROBERTA.but(
     name="xlm-roberta",
     about="XLM-R: encoders for text in 100 languages, and decoders with the same layers",
+    tokenizer="XLMRobertaTokenizer",
     classes=classes("XLMRoberta", 30522),
     changes={"embedding.tokens.vocab_size": 30522},
     sizes={"xlm-roberta-base": Size(XLM, 278e6), "xlm-roberta-large": Size({**XLM, **LARGE}, 560e6)},
@@ -105,6 +107,7 @@ XLM_ROBERTA = ROBERTA.but(
 CAMEMBERT = XLM_ROBERTA.but(
     name="camembert",
     about="encoders for French text, and decoders with the same layers",
+    tokenizer="CamembertTokenizer",
     classes=classes("Camembert", 30522),
     sizes={"camembert-base": Size(FRENCH, 110e6), "camembert-large": Size({**FRENCH, **LARGE}, 337e6)},
 )
@@ -126,6 +129,8 @@ PRE_LAYER_NORM = ROBERTA.but(
 XLM_ROBERTA_XL = PRE_LAYER_NORM.but(
     name="xlm-roberta-xl",
     about="large encoders for text in 100 languages, and decoders with the same layers",
+    tokenizer="XLMRobertaTokenizer",
+    base_tokenizer="always",
     classes=classes("XLMRobertaXL", 250880, TagHead(num_labels=2, dropout=0.1, counts_pads=False)),
     changes={
         "width": 2560,

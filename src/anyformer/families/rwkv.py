@@ -91,6 +91,7 @@ def size(width: int, depth: int, published: float) -> Size:
 RWKV = Family(
     name="rwkv",
     about="language models without attention, trained in parallel and run as a recurrence",
+    tokenizer="GPTNeoXTokenizer",
     template=TEMPLATE,
     classes={"RwkvForCausalLM": Class(LMHead(vocab_size=50277), "head"), "RwkvModel": Class(prefix="")},
     config=CONFIG,

@@ -13,12 +13,13 @@ from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.patches import PatchEmbedding
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.grid.merge import Merge
-from anyformer.parts.grid.windows import GridBias, Windows
+from anyformer.parts.grid.windows import Windows
 from anyformer.parts.head.classify import ClassifyHead, PooledOutput
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Normal, Value
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
+from anyformer.parts.position.grid import GridBias
 from anyformer.specs.addresses import edit, value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack

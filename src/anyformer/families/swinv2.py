@@ -12,8 +12,8 @@ from anyformer.families.swin import LAYERS, MIXER, NORM, OURS, SWIN, THEIRS, WIN
 from anyformer.models import Model
 from anyformer.parts.attention.scores import LearnedScale
 from anyformer.parts.grid.merge import Merge
-from anyformer.parts.grid.windows import ContinuousGridBias
 from anyformer.parts.norm import LayerNorm, UnitNorm
+from anyformer.parts.position.grid import ContinuousGridBias
 from anyformer.specs.addresses import edit, value_at
 from anyformer.weights.rules import Rename
 

@@ -17,7 +17,7 @@ from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.feedforward.moe import MoE, Switch
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Normal
-from anyformer.runtime.mask import FULL
+from anyformer.parts.mask import FULL
 from anyformer.specs.addresses import value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
@@ -192,6 +192,7 @@ FAMILIES = (
     Family(
         name="switch_transformers",
         about="encoder-decoders with experts, one expert per token",
+        tokenizer="T5Tokenizer",
         fields=FIELDS,
         describe=describe,
         rules=rules,

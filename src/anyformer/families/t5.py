@@ -27,7 +27,7 @@ from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
-from anyformer.runtime.mask import FULL
+from anyformer.parts.mask import FULL
 from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import quote
 from anyformer.stacks.block import Block
@@ -163,6 +163,7 @@ FAMILIES = (
     Family(
         name="t5",
         about="text-to-text encoder-decoders",
+        tokenizer="T5Tokenizer",
         fields=FIELDS,
         describe=describe,
         rules=rules,

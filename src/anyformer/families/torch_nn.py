@@ -23,8 +23,8 @@ from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.vectors import Vectors
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.init import Initializer, Uniform, Xavier
+from anyformer.parts.mask import FULL, Causal
 from anyformer.parts.norm import LayerNorm
-from anyformer.runtime.mask import FULL, Causal
 from anyformer.specs.messages import quote
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack

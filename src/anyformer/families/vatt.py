@@ -115,6 +115,7 @@ FAMILIES = (
     Family(
         name="vatt",
         about="one stack for videos, sounds and texts, whose vectors are compared",
+        tokenizer="",
         fields=FIELDS,
         describe=describe,
         rules=rules,

@@ -69,6 +69,7 @@ STABLE = {"do_stable_layer_norm": True, "feat_extract_norm": "layer", "conv_bias
 WAV2VEC2 = Family(
     name="wav2vec2",
     about="speech encoders pretrained without labels, and speech recognition",
+    tokenizer="Wav2Vec2CTCTokenizer",
     template=TEMPLATE,
     classes=speech.classes("Wav2Vec2"),
     config={

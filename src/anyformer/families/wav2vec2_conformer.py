@@ -139,6 +139,7 @@ LARGE = {
 WAV2VEC2_CONFORMER = Family(
     name="wav2vec2-conformer",
     about="speech encoders and speech recognition with Conformer layers",
+    tokenizer="Wav2Vec2CTCTokenizer",
     template=TEMPLATE,
     classes=speech.classes("Wav2Vec2Conformer"),
     config=CONFIG,

@@ -22,9 +22,9 @@ from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Normal, Value
 from anyformer.parts.layer_mix import LayerMix
+from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned, Sinusoidal
-from anyformer.runtime.mask import Causal
 from anyformer.specs.addresses import value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
@@ -157,6 +157,7 @@ SHAPES = {"tiny": (384, 4, 39e6), "base": (512, 6, 74e6), "small": (768, 12, 244
 WHISPER = Family(
     name="whisper",
     about="multilingual speech recognition and translation, with timestamps",
+    tokenizer="WhisperTokenizer",
     template=TEMPLATE,
     classes={
         "WhisperForConditionalGeneration": Class(LMHead(vocab_size=51865, shift=False), "proj_out"),

@@ -21,10 +21,10 @@ from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Initializer, Normal
+from anyformer.parts.mask import Causal, Full
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
 from anyformer.parts.position.sinusoid_init import Sines
-from anyformer.runtime.mask import Causal, Full
 from anyformer.specs.addresses import value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack

@@ -12,7 +12,6 @@ from anyformer.families.shared.summary import check_pool, pool_entries
 from anyformer.models import EncoderModel
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.permuted_text import OrderedText
-from anyformer.parts.embedding.segments import SegmentedSinusoids
 from anyformer.parts.embedding.text import Tokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
@@ -22,8 +21,9 @@ from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import CAUSAL, FULL, Full, Mask, SameReach
 from anyformer.parts.norm import LayerNorm
-from anyformer.runtime.mask import CAUSAL, FULL, Full, Mask, SameReach
+from anyformer.parts.position.segments import SegmentedSinusoids
 from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import nearest, quote
 from anyformer.stacks.block import Block
@@ -140,6 +140,7 @@ def size(width: int, depth: int, published: float) -> Size:
 XLNET = Family(
     name="xlnet",
     about="text encoders trained to predict tokens in any order",
+    tokenizer="XLNetTokenizer",
     template=TEMPLATE,
     classes={
         "XLNetLMHeadModel": Class(LMHead(vocab_size=32000, bias=True, shift=False), "lm_loss"),

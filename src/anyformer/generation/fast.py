@@ -29,7 +29,8 @@ from anyformer.kernels.triton_launch import compile_ahead, launch_errors, start_
 from anyformer.models import Call, TransformerModule, position_limit
 from anyformer.parts.embedding.text import TokensModule, check_ids
 from anyformer.parts.position.absolute import Sinusoidal
-from anyformer.runtime.state import State, Static
+from anyformer.runtime.state import State
+from anyformer.runtime.stores import Static
 from anyformer.specs.part import walk
 from anyformer.transforms.decode_kernels import decode_kernels
 from anyformer.transforms.pack import SHARE, PackedStep

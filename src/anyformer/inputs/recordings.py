@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from anyformer.kernels.hardware import need
+from anyformer.inputs.optional_library import need
 from anyformer.specs.messages import quote
 
 BLOCK = 30  # seconds of a file that are in memory at once

@@ -21,23 +21,13 @@ class ClassDefaults:
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-# model_type -> tokenizer class of folders that name none
-KINDS = {
-    "gpt2": "GPT2Tokenizer", "gpt_neo": "GPT2Tokenizer", "opt": "GPT2Tokenizer", "roberta": "RobertaTokenizer",
-    "bart": "BartTokenizer", "bert": "BertTokenizer", "distilbert": "BertTokenizer", "t5": "T5Tokenizer",
-    "mt5": "MT5Tokenizer", "umt5": "T5Tokenizer", "llama": "LlamaTokenizer", "mistral": "LlamaTokenizer",
-    "mixtral": "LlamaTokenizer", "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "marian": "MarianTokenizer",
-    "fsmt": "FSMTTokenizer", "electra": "ElectraTokenizer", "ernie": "BertTokenizer", "mamba": "GPTNeoXTokenizer",
-    "rwkv": "GPTNeoXTokenizer", "mamba2": "GPTNeoXTokenizer",
-    "m2m_100": "M2M100Tokenizer", "longformer": "LongformerTokenizer", "switch_transformers": "T5Tokenizer",
-    "whisper": "WhisperTokenizer", "wav2vec2": "Wav2Vec2CTCTokenizer", "wav2vec2-conformer": "Wav2Vec2CTCTokenizer",
-    "funnel": "FunnelTokenizer", "perceiver": "PerceiverTokenizer", "roberta-prelayernorm": "RobertaTokenizer",
-    "xlm-roberta": "XLMRobertaTokenizer", "xlm-roberta-xl": "XLMRobertaTokenizer", "camembert": "CamembertTokenizer",
-    "albert": "AlbertTokenizer", "big_bird": "BigBirdTokenizer", "clip": "CLIPTokenizer",
-    "gpt_neox": "GPTNeoXTokenizer", "openai-gpt": "OpenAIGPTTokenizer", "reformer": "ReformerTokenizer",
-    "deberta": "DebertaTokenizer", "deberta-v2": "DebertaV2Tokenizer", "xlnet": "XLNetTokenizer",
-    **dict.fromkeys(("linformer", "dmca", "limoe", "reka", "vatt", "reserve", "etc"), ""),  # no published tokenizer
-}  # fmt: skip
+# tokenizer class and `Family.base_tokenizer` of model types without a family here
+OTHERS = {
+    "gpt_neo": ("GPT2Tokenizer", ""),
+    "mt5": ("MT5Tokenizer", ""),
+    "umt5": ("T5Tokenizer", "always"),
+    "qwen3": ("Qwen2Tokenizer", ""),
+}
 
 END = "<|endoftext|>"
 ROBERTA = {
@@ -86,10 +76,6 @@ WITH_TYPES = {"model_input_names": ["input_ids", "token_type_ids", "attention_ma
 LEFT = {"padding_side": "left"}
 # tokenizers in Python: if a pair is cut to an odd number of tokens, the first text keeps one more
 FIRST_LONGER = {"longer_text": "first"}
-# model types for which transformers uses the base class: if the folder names no class, and always
-UNREGISTERED = ("llama",)
-GENERIC = ("llava", "mistral", "mixtral", "nystromformer", "umt5", "xlm-roberta-xl")
-
 TWO_ENDS = ("cls A sep", "cls A sep sep B sep")  # two separators between the texts
 SEGMENTS = ("cls A sep", "cls A sep B:1 sep:1")
 AFTER = ("A eos", "A eos B eos")

@@ -13,18 +13,11 @@ from typing import Any
 import tokenizers
 from tokenizers import processors
 
+from anyformer import families
 from anyformer.inputs.languages import NLLB, add_whisper_prompt, language_processor
 from anyformer.inputs.pieces import deberta, fairseq, m2m, marian, pieces, source_language, xlnet
 from anyformer.inputs.tokenizer_bounds import CheckedTokenizer, hidden_panics, load_json, without_panic
-from anyformer.inputs.tokenizer_defaults import (
-    GENERIC,
-    KINDS,
-    NAMES,
-    PIECES,
-    UNREGISTERED,
-    ClassDefaults,
-    class_defaults,
-)
+from anyformer.inputs.tokenizer_defaults import NAMES, OTHERS, PIECES, ClassDefaults, class_defaults
 from anyformer.inputs.words import TokenizerFiles, byte_pairs, content, letters, single_bytes, word_pieces
 from anyformer.specs.messages import quote, shorten
 from anyformer.weights.io import JSON_BYTES, read_json
@@ -35,8 +28,19 @@ def tokenizer_class(folder: Path, config: dict[str, Any]) -> str:
     name, model = config.get("tokenizer_class"), _optional(folder / "config.json")
     if not name:
         kind = model.get("model_type") or _optional(folder / "spec.json").get("family")
-        name = model.get("tokenizer_class") or (KINDS.get(str(kind), f"the tokenizer of {kind}") if kind else "")
+        name = model.get("tokenizer_class") or (usual_class(str(kind))[0] if kind else "")
     return str(name).removesuffix("Fast")
+
+
+def usual_class(model_type: str) -> tuple[str, str]:
+    """Return the tokenizer class of a model type, and its `Family.base_tokenizer`."""
+    if model_type in OTHERS:
+        return OTHERS[model_type]
+    try:
+        family = families.find(model_type)
+    except ValueError:
+        return f"the tokenizer of {model_type}", ""
+    return f"the tokenizer of {model_type}" if family.tokenizer is None else family.tokenizer, family.base_tokenizer
 
 
 def read(folder: Path) -> TokenizerFiles:
@@ -75,7 +79,8 @@ def defaults(folder: Path, config: dict[str, Any], kind: str) -> ClassDefaults:
     """Return the defaults of the class that transformers uses for the folder, which may be the base class."""
     model, file = _optional(folder / "config.json"), folder / "tokenizer.json"
     unnamed = not (config.get("tokenizer_class") or model.get("tokenizer_class"))
-    if model.get("model_type") in (GENERIC + UNREGISTERED if unnamed else GENERIC):
+    base = usual_class(str(model["model_type"]))[1] if model.get("model_type") else ""
+    if base == "always" or (base == "unnamed" and unnamed):
         return class_defaults("")
     if kind == "LlamaTokenizer" and file.is_file() and file.stat().st_size <= JSON_BYTES:
         if b'"ByteLevel"' in file.read_bytes():

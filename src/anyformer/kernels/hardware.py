@@ -193,13 +193,3 @@ def device(name: str | torch.device | None = "auto") -> torch.device:
         valid = ", ".join(("auto", "cpu", *here))
         raise ValueError(f"device {quote(str(name))} is not available: {why}; valid: {valid}") from None
     return found
-
-
-def need(module: str, extra: str, purpose: str) -> Any:
-    """Import an optional library, or raise an error with the command that installs it."""
-    import importlib
-
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise ValueError(f"{purpose} needs {module.split('.')[0]}: pip install 'anyformer[{extra}]'") from None

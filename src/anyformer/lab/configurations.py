@@ -20,12 +20,12 @@ from anyformer.parts.feedforward.mlp import MLP, GatedMLP
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Initializer, Normal
 from anyformer.parts.init import deepnorm as deepnorm_start
+from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm, Norm, RMSNorm
 from anyformer.parts.position.absolute import Sinusoidal
 from anyformer.parts.position.bias import Alibi, BucketedBias
 from anyformer.parts.position.rotary import Rope
 from anyformer.parts.residual import ADD, Scaled, deepnorm
-from anyformer.runtime.mask import Causal
 from anyformer.specs.messages import nearest
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack

@@ -26,11 +26,11 @@ from anyformer.parts.head.adaptive import AdaptiveHead, MixtureHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Initializer, Kaiming, Normal, fixup
 from anyformer.parts.layer_mix import LayerMix
+from anyformer.parts.mask import FULL, Causal
 from anyformer.parts.norm import LayerNorm, RMSNorm
 from anyformer.parts.op import Op
 from anyformer.parts.position.bias import BucketedBias
 from anyformer.parts.residual import Fixup
-from anyformer.runtime.mask import FULL, Causal
 from anyformer.stacks.block import Block, Parallel
 from anyformer.stacks.funnel import Funnel
 from anyformer.stacks.stack import Stack

@@ -25,7 +25,7 @@ from filelock import FileLock
 
 from anyformer.checkpoint import check_free
 from anyformer.data import TextFiles
-from anyformer.kernels.hardware import need
+from anyformer.inputs.optional_library import need
 from anyformer.runtime.processes import end_with_parent
 from anyformer.train.progress import Metrics
 from anyformer.train.run import Run

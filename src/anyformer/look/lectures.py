@@ -75,7 +75,7 @@ def masks(length: int = 32) -> Any:
     import torch
 
     from anyformer.look.figures import heat_maps
-    from anyformer.runtime.mask import (
+    from anyformer.parts.mask import (
         Axial,
         Causal,
         Dilated,
@@ -83,11 +83,11 @@ def masks(length: int = 32) -> Any:
         Full,
         Global,
         RandomBlocks,
-        Rows,
         SameBlock,
         Strided,
         Window,
     )
+    from anyformer.runtime.visibility import Rows
 
     both = Window(size=4, ahead=True)
     kinds = {

@@ -21,9 +21,9 @@ from anyformer.models import Model, TransformerModule
 from anyformer.models.construct import skeleton
 from anyformer.parts.computed import shapes_alone
 from anyformer.parts.embedding.patches import PatchEmbedding, PatchEmbeddingModule
-from anyformer.parts.grid.layout import Grid
 from anyformer.parts.grid.windows import WindowsModule
 from anyformer.runtime.context import Context
+from anyformer.runtime.grid import Grid
 
 FILTERS = 28  # number of components in the paper's figure
 

@@ -2,7 +2,7 @@
 decoder or an encoder, masked spans of several modalities, and image autoencoders."""
 
 from anyformer.models.autoencoder import AutoencoderModel, AutoencoderModule
-from anyformer.models.base import TransformerModule, position_limit
+from anyformer.models.base import TransformerModule
 from anyformer.models.call import Call
 from anyformer.models.decoder_with_towers import (
     Tower,
@@ -13,7 +13,7 @@ from anyformer.models.decoder_with_towers import (
 )
 from anyformer.models.encoder_decoder import EncoderDecoderModel, EncoderDecoderModule
 from anyformer.models.hidden_spans import HiddenSpansModel, HiddenSpansModelModule
-from anyformer.models.model import Model
+from anyformer.models.model import Model, position_limit
 from anyformer.models.output import Output
 from anyformer.models.single_stack import DecoderModel, EncoderModel, OneStackModule
 from anyformer.models.towers import ThreeTowerModel, ThreeTowerModule, TwoTowerModel, TwoTowerModule

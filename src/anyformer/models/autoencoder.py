@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from anyformer.models.base import TransformerModule
 from anyformer.models.call import Call, HeadInputs
 from anyformer.models.model import Model
-from anyformer.parts.grid.convolution import GridEmbedding
+from anyformer.parts.embedding.convolution import GridEmbedding
 from anyformer.parts.grid.dvae import GumbelCodes, ImageDecoder, Latent
 from anyformer.parts.grid.windows import Grid
 from anyformer.parts.head.base import Head, Outputs

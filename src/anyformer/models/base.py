@@ -304,14 +304,6 @@ def without_state(part: Part, module: Any, path: str) -> Iterator[str]:
                 yield from without_state(inner, module.get_submodule(name), f"{path}.{name}")
 
 
-def position_limit(spec: Any) -> int | None:
-    """Return the longest text a model can read, or None if there is no limit."""
-    limit = getattr(getattr(getattr(spec, spec.target), "position", None), "length", None)
-    if limit is None and not any(part.length_dependent for _, part in walk(spec)):
-        limit = spec.length  # no limit with dynamic rotary positions, which are rescaled for longer texts
-    return limit
-
-
 def memory_mask(mask: Tensor | None, memory: Tensor | None, name: str) -> Tensor | None:
     """Return the padding mask of the memory (B, M, D) as booleans, or None if there is no padding."""
     if mask is None:

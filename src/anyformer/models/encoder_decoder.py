@@ -14,8 +14,8 @@ from anyformer.models.model import Model
 from anyformer.parts.base import Embedding
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.runtime.context import Context, Memory
-from anyformer.runtime.mask import begins
 from anyformer.runtime.taps import OutputCollector
+from anyformer.runtime.visibility import begins
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Site, walk
 from anyformer.stacks.funnel import Funnel

@@ -256,3 +256,17 @@ class _Unfilled(TorchFunctionMode):
         if func.__name__ in self.fills:
             return args[0] if args else kwargs["tensor"]
         return func(*args, **(kwargs or {}))
+
+
+def position_limit(spec: Any) -> int | None:
+    """Return the longest text a model can read, or None if there is no limit."""
+    limit = getattr(getattr(getattr(spec, spec.target), "position", None), "length", None)
+    if limit is None and not any(part.length_dependent for _, part in walk(spec)):
+        limit = spec.length  # no limit with dynamic rotary positions, which are rescaled for longer texts
+    return limit
+
+
+def input_limit(spec: Any) -> int | None:
+    """Return the longest input of a model (or of its encoder) in tokens; None if there is no limit."""
+    own = spec.embedding.max_length
+    return own if own is not None else position_limit(spec)

@@ -11,12 +11,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from anyformer.inputs.truncation import count_truncated
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import array, field, text_of
-from anyformer.objectives.objective import Batch, Objective, Record, head_of, pad_texts, scalars
+from anyformer.objectives.metrics import ANSWERS, Metrics
+from anyformer.objectives.objective import (
+    Batch,
+    Example,
+    Objective,
+    Predictions,
+    Predictor,
+    Record,
+    forward_to_head,
+    head_of,
+    pad_texts,
+    scalars,
+)
 from anyformer.parts.head.span import SpanModule
 from anyformer.specs.checks import at_least
 from anyformer.specs.messages import quote
@@ -42,6 +55,10 @@ class Answer(Objective):
                 f"Answer: question_length={self.question_length} and stride={self.stride} leave no room"
                 f" for the context in {self.length} tokens"
             )
+
+    @property
+    def metrics(self) -> Metrics:
+        return ANSWERS
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -92,6 +109,41 @@ class Answer(Objective):
 
     def weights(self, batch: Batch) -> dict[str, float]:
         return {"loss": float(len(batch["start_positions"]))}
+
+    def predict(self, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Predictions:
+        """Predict the most likely span of all windows over the text. If some questions have no answer (SQuAD 2.0), the
+        answer is "" if the first token of every window is likelier."""
+        scores = self.scores(job, [record for windows in records for record in windows])
+        wanted = [right_answers(example) for example in examples]
+        unanswered = not all(wanted)
+        predicted, index = [], 0
+        for example, own in zip(examples, records):
+            context = example["context"]
+            spans, none = [], []
+            for window in self.windows(example["question"], context, job.tokenizer):
+                start, end = scores[index]
+                index += 1
+                each = best_spans(start, end, window, context)
+                none.append(float(start[0] + end[0]))
+                spans += [span for span in each if span[2] > span[1]][:1]
+            score, first, last = max(spans, default=(float("-inf"), 0, 0))
+            predicted.append("" if unanswered and min(none) > score else context[first:last])
+            assert len(none) == len(own)
+        return Predictions(predicted, wanted)
+
+    def scores(self, job: Predictor, records: Sequence[Record]) -> list[Tensor]:
+        """Return the start and end scores (2, T) of each window."""
+        scores: list[Any] = [None] * len(records)
+        for which, batch in job.batches(self, records):
+            inputs = {name: value for name, value in batch.items() if not name.endswith("_positions")}
+            with job.autocast():
+                states = forward_to_head(job.model, inputs)
+                assert job.model.head is not None
+                output = job.model.head(states.x, states.ctx, states.inputs)
+            both = torch.stack([output[f"{name}_logits"].float() for name in ("start", "end")], 1).cpu()
+            for i, row in zip(which, both):
+                scores[i] = row[:, : len(records[i]["input_ids"])]
+        return scores
 
 
 def answer_span(example: Mapping[str, Any], context: str) -> tuple[int, int] | None:
@@ -150,3 +202,13 @@ def best_spans(
 def word_start(text: str, first: int, after: int) -> int:
     """Return the index of the first character of text[first:after] that is not a space; `after` if all are spaces."""
     return next((i for i in range(first, after) if text[i] != " "), after)
+
+
+def right_answers(example: Example) -> list[str]:
+    """Return all right answers; an empty list if there is no answer."""
+    given = example["answers"]
+    if isinstance(given, Mapping):
+        given = given.get("text", ())
+    if isinstance(given, str):
+        given = [given] if given else []
+    return list(dict.fromkeys(one["text"] if isinstance(one, Mapping) else str(one) for one in given))

@@ -12,8 +12,18 @@ from anyformer.inputs.long import LongText
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import append_end
-from anyformer.objectives.objective import Batch, HeadInputs, Objective, Record, language_head, pad_rows, pad_texts
-from anyformer.runtime.mask import begins
+from anyformer.objectives.objective import (
+    LOSS_METRICS,
+    Baseline,
+    Batch,
+    HeadInputs,
+    Objective,
+    Record,
+    language_head,
+    pad_rows,
+    pad_texts,
+)
+from anyformer.runtime.visibility import begins
 
 
 class NextToken(Objective, called=("CLM", "causal language modelling", "next-token prediction", "language modelling")):
@@ -21,8 +31,13 @@ class NextToken(Objective, called=("CLM", "causal language modelling", "next-tok
     do not see each other, and their first tokens are not predicted; without it, a row is one text (GPT-2)."""
 
     command: ClassVar[str] = "generate RUN PROMPT"
+    loss_metrics: ClassVar[tuple[str, ...]] = LOSS_METRICS
 
     apart: bool = True
+
+    @property
+    def baseline(self) -> Baseline:
+        return "tokens"
 
     @property
     def packs(self) -> bool:

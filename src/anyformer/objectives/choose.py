@@ -10,7 +10,18 @@ from torch import nn
 
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import encode_pair, field, label_of, text_of
-from anyformer.objectives.objective import Batch, Objective, Record, head_of, pad_texts, scalars
+from anyformer.objectives.metrics import LABELS, Metrics
+from anyformer.objectives.objective import (
+    Batch,
+    Example,
+    Objective,
+    Predictions,
+    Predictor,
+    Record,
+    head_of,
+    pad_texts,
+    scalars,
+)
 from anyformer.parts.head.classify import MultipleChoiceModule
 from anyformer.specs.checks import at_least
 
@@ -23,6 +34,10 @@ class Choose(Objective):
 
     def check(self) -> None:
         at_least(self, 2, "choices")
+
+    @property
+    def metrics(self) -> Metrics:
+        return LABELS
 
     @property
     def truncates(self) -> int | None:
@@ -63,3 +78,6 @@ class Choose(Objective):
     def module(self, model: TransformerModule) -> nn.Module:
         head_of(model, MultipleChoiceModule, "multiple choice")
         return model
+
+    def predict(self, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Predictions:
+        return job.labels(self, records)

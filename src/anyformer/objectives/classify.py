@@ -11,7 +11,19 @@ from torch import nn
 
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import column_name, encode_pair, field, label_of, text_of
-from anyformer.objectives.objective import Batch, Objective, Record, head_of, pad_texts, scalars
+from anyformer.objectives.metrics import LABELS, NUMBERS, TWO_LABELS, Metrics
+from anyformer.objectives.objective import (
+    Baseline,
+    Batch,
+    Example,
+    Objective,
+    Predictions,
+    Predictor,
+    Record,
+    head_of,
+    pad_texts,
+    scalars,
+)
 from anyformer.parts.head.classify import ClassifyModule
 from anyformer.specs.messages import quote
 
@@ -36,6 +48,14 @@ class Classify(Objective):
             raise ValueError("Classify.labels: a label is repeated")
         if self.labels and (self.low is not None or self.high is not None):
             raise ValueError("Classify: low and high are limits for numbers; they cannot be combined with labels")
+
+    @property
+    def metrics(self) -> Metrics:
+        return (TWO_LABELS if len(self.labels) == 2 else LABELS) if self.labels else NUMBERS
+
+    @property
+    def baseline(self) -> Baseline:
+        return "labels"
 
     @property
     def truncates(self) -> int | None:
@@ -76,3 +96,10 @@ class Classify(Objective):
 
     def weights(self, batch: Batch) -> dict[str, float]:
         return {"loss": float(len(batch["labels"]))}
+
+    def predict(self, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Predictions:
+        if self.labels:
+            return job.labels(self, records)
+        rows = [record for (record,) in records]
+        predicted = [float(value) for value in job.logits(self, rows)]
+        return Predictions(predicted, [float(record["label"]) for record in rows])

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import concatenate, text_of
+from anyformer.objectives.metrics import TRANSCRIPTS, Metrics
 from anyformer.objectives.objective import Batch, HeadInputs, Record, head_of, logits_of, num_labels, pad_rows
 from anyformer.objectives.recordings import Sounds
 from anyformer.parts.head.ctc import CTCModule
@@ -19,6 +20,10 @@ class CTC(Sounds, called=("speech recognition", "connectionist temporal classifi
     """Columns "audio" (see `Sounds`) and "text", the transcript. The loss is per token and covers all alignments."""
 
     command: ClassVar[str] = "run transcribe RUN FILE"
+
+    @property
+    def metrics(self) -> Metrics:
+        return TRANSCRIPTS
 
     @property
     def columns(self) -> tuple[str, ...]:

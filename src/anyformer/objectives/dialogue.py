@@ -14,7 +14,7 @@ from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.examples import array, field
-from anyformer.objectives.objective import Batch, Objective, Record, pad_rows, pad_texts
+from anyformer.objectives.objective import PERPLEXITY, Batch, Objective, Record, pad_rows, pad_texts
 from anyformer.specs.checks import at_least
 
 
@@ -25,6 +25,7 @@ class Dialogue(Objective, called=("SFT", "instruction tuning", "chat", "supervis
 
     optional_columns: ClassVar[tuple[str, ...]] = ("tools",)
     command: ClassVar[str] = "chat RUN"
+    loss_metrics: ClassVar[tuple[str, ...]] = PERPLEXITY
 
     length: int | None = None
     template: str | None = None  # default: the checkpoint's template

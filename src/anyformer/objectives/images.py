@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -14,7 +14,20 @@ from torch import Tensor, nn
 from anyformer.inputs.image import Images
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import field, label_of
-from anyformer.objectives.objective import Batch, HeadInputs, Objective, Record, head_of, logits_of, scalars
+from anyformer.objectives.metrics import LABELS, TWO_LABELS, Metrics
+from anyformer.objectives.objective import (
+    Baseline,
+    Batch,
+    Example,
+    HeadInputs,
+    Objective,
+    Predictions,
+    Predictor,
+    Record,
+    head_of,
+    logits_of,
+    scalars,
+)
 from anyformer.parts.head.classify import ClassifyModule
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
@@ -123,6 +136,18 @@ class ClassifyImage(LabelledPictures):
         super().check()
         chance(self, "smoothing", "cut", "erase")
 
+    @property
+    def plain(self) -> Self:
+        return self.replace(smoothing=0.0) if self.smoothing else self
+
+    @property
+    def metrics(self) -> Metrics:
+        return TWO_LABELS if len(self.labels) == 2 else LABELS
+
+    @property
+    def baseline(self) -> Baseline | None:
+        return None if self.smoothing else "labels"
+
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         batch = {**super().collate(records, pad), "labels": scalars(records, "label")}
         return {**batch, "chance": chances(records)} if (self.cut or self.erase) and "chance" in records[0] else batch
@@ -161,6 +186,9 @@ class ClassifyImage(LabelledPictures):
         if "share" in batch:
             loss = torch.lerp(loss, F.cross_entropy(logits, batch["other_labels"], **options), batch["share"])
         return {"loss": loss.sum()}
+
+    def predict(self, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Predictions:
+        return job.labels(self, records)
 
 
 def frames_of(example: Mapping[str, Any], name: str) -> Sequence[Any]:

@@ -14,7 +14,7 @@ from anyformer.inputs.long import LongText
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import array, text_of
-from anyformer.objectives.objective import Batch, HeadInputs, Record, language_head, pad_rows, pad_texts
+from anyformer.objectives.objective import PERPLEXITY, Batch, HeadInputs, Record, language_head, pad_rows, pad_texts
 from anyformer.objectives.vocabulary_info import VocabularyInfo, VocabularyObjective, is_one_of, mask_token
 from anyformer.specs.checks import at_least, chance
 
@@ -28,6 +28,7 @@ class Masked(VocabularyObjective, called=("MLM", "masked language modelling", "m
     """
 
     command: ClassVar[str] = "run fill-mask RUN TEXT"
+    loss_metrics: ClassVar[tuple[str, ...]] = PERPLEXITY
 
     rate: float = 0.15
     mask: float = 0.8

@@ -7,24 +7,34 @@ makes a padded batch. `losses` runs the model and returns each term as a *sum*; 
 returns how many items each sum is over. The loss is the sum over all terms of sum / total weight, so micro-batches and
 processes give exactly the loss of one large batch.
 
-Before these steps, `ready` gives the objective facts about the tokenizer, such as its mask token.
+Before these steps, `ready` gives the objective facts about the tokenizer, such as its mask token. For evaluation,
+`predict` returns the model's predictions and the right answers, and `metrics` compares them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from anyformer.generation import generate
+from anyformer.generation.defaults import settings_for
+from anyformer.generation.writing import new_tokens
 from anyformer.inputs.long import LongText
+from anyformer.inputs.tokenizer import Tokenizer
 from anyformer.kernels.loss import IGNORED
+from anyformer.models import position_limit
 from anyformer.models.base import TransformerModule
 from anyformer.models.call import Call, HeadInputs
 from anyformer.objectives.examples import concatenate, text_of
+from anyformer.objectives.metrics import Metrics
 from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.parts.head.base import HeadModule
 from anyformer.parts.head.language import LMHeadModule
@@ -33,7 +43,16 @@ from anyformer.specs.part import Part
 
 Record = dict[str, np.ndarray]  # name -> 1-D or 0-D array
 Batch = dict[str, Tensor]
+Example = Mapping[str, Any]  # a raw example: column -> value
 H = TypeVar("H", bound=HeadModule)
+Baseline = Literal["tokens", "labels"]  # whose counts give the loss that a model has to beat
+PERPLEXITY = ("perplexity",)
+LOSS_METRICS = (*PERPLEXITY, "bits_per_byte")  # metrics that follow from the mean loss per token
+
+
+class Predictions(NamedTuple):
+    predicted: list[Any]
+    wanted: list[Any]
 
 
 class Objective(Part):
@@ -42,6 +61,7 @@ class Objective(Part):
     optional_columns: ClassVar[tuple[str, ...]] = ()  # columns that `encode` reads if they exist
     second_model: ClassVar[bool] = False  # whether it uses a second model: a teacher, a generator, an autoencoder
     command: ClassVar[str] = ""  # the command that uses a trained model: "run tag RUN TEXT"
+    loss_metrics: ClassVar[tuple[str, ...]] = ()  # metrics of the mean loss; bits per byte only if it covers all tokens
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -83,6 +103,26 @@ class Objective(Part):
         """Whether a batch gets "seeds" (B,), 63 random bits per example. With them, `losses` can draw numbers on the
         device that would be too many for `vary`."""
         return False
+
+    @property
+    def task(self) -> Objective:
+        """The objective that is evaluated: this one, or the one that it wraps."""
+        return self
+
+    @property
+    def plain(self) -> Self:
+        """This objective without label smoothing, to evaluate it."""
+        return self
+
+    @property
+    def metrics(self) -> Metrics | None:
+        """The metrics of the predictions; None if the objective has only a loss."""
+        return None
+
+    @property
+    def baseline(self) -> Baseline | None:
+        """The baseline that is reported before training; None: no baseline."""
+        return None
 
     def reads(self, length: int) -> int:
         """Return how many tokens of text are packed into a row, if the model's input has `length` tokens."""
@@ -152,6 +192,14 @@ class Objective(Part):
         terms = require_head(model).losses(states.x, states.ctx, states.inputs).values()
         return {"loss": torch.stack([term.sum for term in terms]).sum()}
 
+    def predict(self, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Predictions:
+        """Return predictions and right answers, if there are `metrics`. `records` has the records of each example."""
+        raise NotImplementedError
+
+    def target_bytes(self, example: Example) -> int:
+        """Return the number of bytes of the text that is predicted."""
+        return len(str(example["text"]).encode())
+
 
 class WithFrozenModel(nn.Module):
     """A trained model and a frozen one, which moves to devices with it but is in no optimizer and no checkpoint."""
@@ -167,6 +215,72 @@ class WithFrozenModel(nn.Module):
         self.__dict__["frozen"]._apply(fn, recurse)
         super()._apply(fn, recurse)
         return self
+
+
+# -- predictions ------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictor:
+    """A model with its tokenizer and the settings for predictions."""
+
+    model: TransformerModule
+    tokenizer: Tokenizer
+    pad: int = 0
+    size: int = 32  # records per batch
+    num_beams: int = 1
+    autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext  # not used for generation
+    progress: Callable[[int, int], object] = lambda done, total: None
+
+    def batches(self, objective: Objective, records: Sequence[Record]) -> Iterator[tuple[list[int], Batch]]:
+        """Yield (indices, batch), the longest first, so that lack of memory shows at once."""
+        order = sorted(range(len(records)), key=lambda i: -objective.size(records[i]))
+        for start in range(0, len(order), self.size):
+            which = order[start : start + self.size]
+            batch = objective.collate([records[i] for i in which], self.pad)
+            self.progress(start, len(order))
+            yield which, {name: tensor.to(self.model.device) for name, tensor in batch.items()}
+        self.progress(len(order), len(order))
+
+    def logits(self, objective: Objective, records: Sequence[Record]) -> list[Tensor]:
+        """Return the logits of each record, on the CPU."""
+        logits: list[Any] = [None] * len(records)
+        for which, batch in self.batches(objective, records):
+            with self.autocast():
+                rows = logits_of(self.model, forward_to_head(self.model, batch)).cpu()
+            for i, row in zip(which, rows):
+                logits[i] = row
+        return logits
+
+    def labels(self, objective: Objective, records: Sequence[list[Record]]) -> Predictions:
+        """Return the likeliest label of each record, and its "label"."""
+        rows = [record for (record,) in records]
+        predicted = [int(scores.argmax()) for scores in self.logits(objective, rows)]
+        return Predictions(predicted, [int(record["label"]) for record in rows])
+
+    def texts(self, objective: Objective, records: Sequence[Record], **options: Any) -> list[str]:
+        """Generate a text for each record, with the `options` of generate (default: greedy), up to a stop string.
+        Without a length limit in the options or the model, the text has at most 2 T + 20 tokens for an input of T
+        tokens."""
+        texts = [""] * len(records)
+        limit, usual = position_limit(self.model.spec), settings_for(self.model, options)
+        for which, batch in self.batches(objective, records):
+            T = batch["input_ids"].shape[1]
+            free = usual.max_new_tokens is None and usual.max_length is None
+            room = {"max_new_tokens": min(2 * T + 20, limit or 2 * T + 20)} if free else {}
+            ids = generate(
+                self.model,
+                batch["input_ids"],
+                attention_mask=batch.get("attention_mask"),
+                tokenizer=self.tokenizer,
+                **{"do_sample": False, "compile": False, **room, **options},
+            )
+            new = new_tokens(self.model, ids, T, usual.eos)
+            for i, text in zip(which, self.tokenizer.batch_decode(new, skip_special_tokens=True), strict=True):
+                for stop in options.get("stop_strings") or ():
+                    text = text.partition(stop)[0]
+                texts[i] = text.strip()
+        return texts
 
 
 # -- batches ----------------------------------------------------------------------------------------------------------

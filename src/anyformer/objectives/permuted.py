@@ -4,7 +4,7 @@ tokens before it in that order, which may be on both sides of it."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from anyformer.inputs.long import LongText
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import array
-from anyformer.objectives.objective import Batch, HeadInputs, Record, language_head, pad_rows, pad_texts
+from anyformer.objectives.objective import PERPLEXITY, Batch, HeadInputs, Record, language_head, pad_rows, pad_texts
 from anyformer.objectives.vocabulary_info import VocabularyObjective, is_one_of
 from anyformer.specs.checks import at_least
 
@@ -25,6 +25,8 @@ class Permuted(VocabularyObjective, called=("PLM", "permutation language modelli
     """About `rate` of the tokens are predicted, in spans of 1 to `longest` tokens, each at a random offset in a stretch
     that is 1 / `rate` times as long. The other tokens come first in the order and do not see the predicted ones, whose
     order is drawn anew each time. Texts are packed into rows."""
+
+    loss_metrics: ClassVar[tuple[str, ...]] = PERPLEXITY
 
     rate: float = 1 / 6
     longest: int = 5

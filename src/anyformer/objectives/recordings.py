@@ -8,10 +8,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from anyformer.generation import generate
 from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.inputs.recordings import AudioRecording
-from anyformer.objectives.examples import field
-from anyformer.objectives.objective import Batch, Objective, Record
+from anyformer.models.base import TransformerModule
+from anyformer.objectives.examples import field, text_of
+from anyformer.objectives.objective import Batch, Example, Objective, Predictions, Predictor, Record, model_inputs
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
 
@@ -112,3 +114,17 @@ class Sounds(Objective):
             raise ValueError(f"form={quote(self.form)} makes {name}, but the model takes {', '.join(embedding.inputs)}")
         if self.form != "values" and embedding.channels != self.channels:
             raise ValueError(f"channels is {self.channels}, but the model reads spectrograms with {embedding.channels}")
+
+    def predict(self, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Predictions:
+        """Return the transcripts, for objectives whose model writes or spells texts."""
+        predicted = [""] * len(records)
+        for which, batch in job.batches(self, [record for (record,) in records]):
+            inputs = {name: value for name, value in model_inputs(job.model, batch).items() if name != "labels"}
+            ids = generate(job.model, **inputs, num_beams=job.num_beams, **self.generation_options(job.model, batch))
+            for i, text in zip(which, job.tokenizer.batch_decode(ids.cpu(), skip_special_tokens=True)):
+                predicted[i] = text.strip()
+        return Predictions(predicted, [text_of(example, "text") for example in examples])
+
+    def generation_options(self, model: TransformerModule, batch: Batch) -> dict[str, Any]:
+        """Return the options of `generate` for predictions."""
+        return {}

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anyformer.generation.random_state import mix, normal
+from anyformer.kernels.random_bits import mix, normal
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import field
 from anyformer.objectives.objective import Batch, Objective, Record, head_of, scalars

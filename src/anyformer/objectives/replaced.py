@@ -35,6 +35,7 @@ class ReplacedTokens(Masked, called=("RTD", "replaced token detection")):
 
     second_model: ClassVar[bool] = True
     command: ClassVar[str] = "run detect-replaced RUN TEXT"
+    loss_metrics: ClassVar[tuple[str, ...]] = ()  # the loss has terms that are not per token
 
     generator: Model
     weight: float = 50.0

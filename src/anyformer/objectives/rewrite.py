@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar, Self
 
 from torch import Tensor, nn
 
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.objective import (
+    PERPLEXITY,
     Batch,
     HeadInputs,
     Objective,
@@ -24,10 +26,16 @@ class Rewrite(Objective):
     """Records have "input_ids" and "labels". The decoder reads the model's start token, followed by the labels shifted
     right. `smoothing` is the share of each target that is spread over the vocabulary [Szegedy et al. 2016]."""
 
+    loss_metrics: ClassVar[tuple[str, ...]] = PERPLEXITY
+
     smoothing: float = 0.0
 
     def check(self) -> None:
         chance(self, "smoothing")
+
+    @property
+    def plain(self) -> Self:
+        return self.replace(smoothing=0.0) if self.smoothing else self
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         return {**pad_texts(records, pad), "labels": pad_rows([record["labels"] for record in records], IGNORED)}

@@ -30,6 +30,7 @@ class MaskedAndNext(Masked, called=("NSP", "next sentence prediction")):
     """
 
     command: ClassVar[str] = "run next-sentence RUN TEXT PAIR"
+    loss_metrics: ClassVar[tuple[str, ...]] = ()  # the loss has terms that are not per token
 
     length: int | None = 512
     short: float = 0.1

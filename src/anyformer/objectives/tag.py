@@ -12,7 +12,18 @@ from torch import nn
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import array, column_name, field, label_number
-from anyformer.objectives.objective import Batch, Objective, Record, head_of, pad_rows, pad_texts
+from anyformer.objectives.metrics import TAGS, Metrics
+from anyformer.objectives.objective import (
+    Batch,
+    Example,
+    Objective,
+    Predictions,
+    Predictor,
+    Record,
+    head_of,
+    pad_rows,
+    pad_texts,
+)
 from anyformer.parts.head.tag import TagModule
 from anyformer.specs.messages import quote
 
@@ -33,6 +44,10 @@ class Tag(Objective, called=("NER",)):
     def check(self) -> None:
         if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
             raise ValueError("Tag.labels needs at least two labels, all different")
+
+    @property
+    def metrics(self) -> Metrics:
+        return TAGS
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -73,6 +88,23 @@ class Tag(Objective, called=("NER",)):
         if head.out.out_features != len(self.labels):
             raise ValueError(f"{len(self.labels)} labels in the objective, {head.out.out_features} in the model")
         return model
+
+    def predict(self, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Predictions:
+        """Predict a tag per labelled word, from its first token. A word without tokens (its characters are not in the
+        vocabulary) gets the tag "O"."""
+        outside = "O" if "O" in self.labels else self.labels[0]
+        predicted, wanted = [], []
+        for example, scores in zip(examples, job.logits(self, [record for (record,) in records])):
+            words = [str(word) for word in word_list(example, "words")]
+            tagged = [outside] * len(words)
+            word_indices = word_tokens(words, job.tokenizer)[1].tolist()
+            for index, best in reversed(list(zip(word_indices, scores.argmax(-1).tolist()))):
+                if index >= 0:
+                    tagged[index] = self.labels[best]
+            labelled = [(i, number) for i, number in enumerate(self.numbers(example)) if number != IGNORED]
+            predicted.append([tagged[i] for i, _ in labelled])
+            wanted.append([self.labels[number] for _, number in labelled])
+        return Predictions(predicted, wanted)
 
 
 def word_list(example: Mapping[str, Any], column: str) -> Sequence[Any]:

@@ -7,9 +7,11 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from anyformer.generation.defaults import settings_for
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import concatenate, text_of
+from anyformer.objectives.metrics import TRANSCRIPTS, Metrics
 from anyformer.objectives.objective import Batch, Record, pad_rows
 from anyformer.objectives.recordings import Sounds
 from anyformer.objectives.rewrite import Rewrite
@@ -26,6 +28,10 @@ class Transcribe(Sounds, Rewrite, called=("Whisper", "speech to text")):
     def check(self) -> None:
         Sounds.check(self)
         Rewrite.check(self)
+
+    @property
+    def metrics(self) -> Metrics:
+        return TRANSCRIPTS
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -49,3 +55,8 @@ class Transcribe(Sounds, Rewrite, called=("Whisper", "speech to text")):
         super().module(model)
         self.check_embedding(model.spec.embedding)
         return model
+
+    def generation_options(self, model: TransformerModule, batch: Batch) -> dict[str, Any]:
+        free = settings_for(model, {}).max_new_tokens is None
+        room = {"max_new_tokens": 2 * batch["labels"].shape[1]} if free else {}
+        return {"compile": False, "do_sample": False, **room}

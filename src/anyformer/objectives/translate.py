@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from anyformer.inputs.truncation import count_truncated
 from anyformer.objectives.examples import append_end, column_name, concatenate, texts_of, token_ids
-from anyformer.objectives.objective import Record
+from anyformer.objectives.metrics import TEXTS, Metrics
+from anyformer.objectives.objective import LOSS_METRICS, Example, Predictions, Predictor, Record
 from anyformer.objectives.rewrite import Rewrite
 from anyformer.specs.checks import at_least
 from anyformer.specs.messages import quote
@@ -24,6 +25,7 @@ class Translate(Rewrite, called=("seq2seq", "summarize", "machine translation", 
     """
 
     command: ClassVar[str] = "run translate RUN TEXT"
+    loss_metrics: ClassVar[tuple[str, ...]] = LOSS_METRICS
 
     smoothing: float = 0.1  # label smoothing
     prefix: str = ""
@@ -35,6 +37,10 @@ class Translate(Rewrite, called=("seq2seq", "summarize", "machine translation", 
     def check(self) -> None:
         super().check()
         at_least(self, 2, "length", "target_length")
+
+    @property
+    def metrics(self) -> Metrics:
+        return TEXTS
 
     @property
     def truncates(self) -> int | None:
@@ -58,6 +64,18 @@ class Translate(Rewrite, called=("seq2seq", "summarize", "machine translation", 
             "input_ids": truncate(source, self.length, reads),
             "labels": truncate(target, self.target_length, writes),
         }
+
+    def predict(self, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Predictions:
+        to = self.target_language
+        language = {"forced_bos_token_id": job.tokenizer.language_id(to)} if to else {}
+        room = {"max_new_tokens": self.target_length} if self.target_length else {}
+        rows = [record for (record,) in records]
+        predicted = job.texts(self, rows, num_beams=job.num_beams, **language, **room)
+        right = [texts_of(example, "target") for example in examples]
+        return Predictions(predicted, [own if len(own) > 1 else own[0] for own in right])
+
+    def target_bytes(self, example: Example) -> int:
+        return len(texts_of(example, "target")[0].encode())
 
 
 def truncate(ids: np.ndarray, length: int | None, tokenizer: Any) -> np.ndarray:

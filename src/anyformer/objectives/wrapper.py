@@ -19,6 +19,10 @@ class ObjectiveWrapper(Objective):
     of: Objective
 
     @property
+    def task(self) -> Objective:
+        return self.of.task
+
+    @property
     def columns(self) -> tuple[str, ...]:
         return self.of.columns
 

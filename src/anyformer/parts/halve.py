@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from anyformer.parts.embedding.segments import Segments, Spacing, token_spacing
 from anyformer.parts.position.relative import Stride
+from anyformer.parts.position.segments import Segments, Spacing, token_spacing
 from anyformer.runtime.context import Context
 from anyformer.specs.part import Part
 

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from anyformer.kernels.capture import can_read_values
 from anyformer.parts.computed import Computed
+from anyformer.parts.mask import Mask
 from anyformer.parts.op import Op, Reshaping
 from anyformer.parts.unused import PartlyUsed
 from anyformer.runtime.context import Context, TokenIds
-from anyformer.runtime.mask import Mask, first_of_document
-from anyformer.runtime.state import PerRow
+from anyformer.runtime.stores import PerRow
+from anyformer.runtime.visibility import first_of_document
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Sees, Site, farthest, walk
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from anyformer.runtime.mask import Mask
+from anyformer.parts.mask import Mask
 from anyformer.specs.part import Part, Site
 
 

@@ -8,7 +8,8 @@ from anyformer import families
 from anyformer.data import IDX, Beside, Data
 from anyformer.models import Model
 from anyformer.objectives.images import ClassifyImage
-from anyformer.parts.grid.convolution import Convolution, ConvolutionEmbedding
+from anyformer.parts.embedding.convolution import ConvolutionEmbedding
+from anyformer.parts.grid.convolution import Convolution
 from anyformer.specs.codec import override
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run

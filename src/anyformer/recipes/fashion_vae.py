@@ -5,7 +5,8 @@ from __future__ import annotations
 from anyformer.data import Data
 from anyformer.models import AutoencoderModel
 from anyformer.objectives.draw import Reconstruct
-from anyformer.parts.grid.dvae import ConvDecoder, ConvEmbedding, RoundedCodes
+from anyformer.parts.embedding.autoencoder import ConvEmbedding
+from anyformer.parts.grid.dvae import ConvDecoder, RoundedCodes
 from anyformer.parts.init import Normal
 from anyformer.recipes.fashion_mnist import pictures
 from anyformer.train.optim import AdamW, Cosine

@@ -1,1 +1,1 @@
-"""Data of a forward pass (context, masks, decoding state, input checks, taps), and guarded child processes."""
+"""Data of a forward pass (context, visible keys, decoding state, input checks, taps), and guarded child processes."""

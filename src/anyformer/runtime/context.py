@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from anyformer.kernels.attention import Visible
-from anyformer.runtime.mask import FULL, Causal, Mask, Order, see
-from anyformer.runtime.state import State, Store
+from anyformer.runtime.state import State
+from anyformer.runtime.stores import Store
 from anyformer.runtime.taps import Listener, Taps, Watched
+from anyformer.runtime.visibility import Order, Predicate, see
 
 E = TypeVar("E")
 
@@ -173,15 +174,14 @@ class Context:
             return compute()  # a window plus these tokens may have the same length as the whole cache
         return self.once(f"{key} {places.shape[-1]}", compute)
 
-    def visible(self, mask: Mask, key: str, keys: Tensor) -> Visible:
+    def visible(self, mask: Predicate, key: str, keys: Tensor) -> Visible:
         """Return which keys, at row indices `keys` (S,) or (B, S), each token may see; `key` names the mask."""
         found = self.shared.get(key := f"visible {key}")
         if found is None:
             last = self.index.shape[-1] == 1 and self.key_states is None and not (self.state and self.state.capacity)
-            if last and isinstance(mask, Causal):
-                mask = FULL  # the last token of a row sees the whole row
+            rule = None if last and mask.triangular else mask  # the last token of a row sees the whole row
             documents = self.documents
-            found = see(mask, self.index, keys, self.is_token, documents, documents, self.extra(Order))
+            found = see(rule, self.index, keys, self.is_token, documents, documents, self.extra(Order))
             self.shared[key] = found
         return found
 
@@ -193,7 +193,7 @@ class Context:
         def make() -> Visible:
             places = torch.arange(memory.states.shape[1], device=memory.states.device)
             documents = None if memory.documents is None else self.documents
-            return see(FULL, self.index, places, memory.is_token, documents, memory.documents)
+            return see(None, self.index, places, memory.is_token, documents, memory.documents)
 
         return self.once("visible memory", make)
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from anyformer.parts.grid.layout import with_stride
 from anyformer.runtime.context import Context
+from anyformer.runtime.grid import with_stride
 from anyformer.runtime.taps import TapNames
 from anyformer.specs.messages import quote
 from anyformer.specs.part import ANY, Part, Site, Table, walk

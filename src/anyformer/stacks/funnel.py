@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from anyformer.kernels.capture import can_read_values
 from anyformer.parts.attention.latent import LatentAttention
-from anyformer.parts.embedding.segments import Segments
 from anyformer.parts.halve import Halve
+from anyformer.parts.position.segments import Segments
 from anyformer.runtime.context import Context, leading_pads
 from anyformer.runtime.taps import OutputCollector, TapNames
 from anyformer.specs.part import Site, walk

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from anyformer.kernels.reversible import can_rewind, run_rewindable
 from anyformer.parts.condition import AdaptiveNorm
-from anyformer.parts.grid.layout import Layout, strided_grid
 from anyformer.parts.init import Normal
 from anyformer.parts.layer_mix import Neck
 from anyformer.parts.norm import Norm
@@ -19,6 +18,7 @@ from anyformer.parts.op import Reshaping
 from anyformer.parts.position.bias import AttentionPosition, HeadwisePosition
 from anyformer.parts.residual import Add
 from anyformer.runtime.context import Context
+from anyformer.runtime.grid import Layout, strided_grid
 from anyformer.runtime.taps import OutputCollector, TapNames
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import nearest, quote

@@ -7,9 +7,10 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from anyformer.parts.computed import places
-from anyformer.parts.grid.layout import Down, Grid, as_image
+from anyformer.parts.grid.merge import Down
 from anyformer.parts.norm import Norm
 from anyformer.runtime.context import Context
+from anyformer.runtime.grid import Grid, as_image
 from anyformer.runtime.taps import OutputCollector
 from anyformer.specs.part import Site
 from anyformer.stacks.backbone import Backbone

@@ -15,8 +15,8 @@ from anyformer.parts.attention.attention import Attention, AttentionModule
 from anyformer.parts.embedding.permuted_text import Memories, TargetStream
 from anyformer.parts.position.bias import AttentionPositionModule
 from anyformer.runtime.context import Context, StackOutputs
-from anyformer.runtime.mask import Order
 from anyformer.runtime.taps import OutputCollector
+from anyformer.runtime.visibility import Order
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Site, walk
 from anyformer.stacks.block import Block

@@ -26,14 +26,14 @@ import torch
 from torch import Tensor
 
 from anyformer.checkpoint import COMPANION, load, read_spec
-from anyformer.evaluate.predict import Predictor
 from anyformer.inputs.image import Images
 from anyformer.inputs.image import files as picture_files
 from anyformer.inputs.recordings import streams
 from anyformer.inputs.tokenizer import Tokenizer, check_vocabulary_size
-from anyformer.models import Output, TransformerModule, position_limit
+from anyformer.models import Output, TransformerModule
+from anyformer.models.model import input_limit
 from anyformer.objectives.examples import array
-from anyformer.objectives.objective import Batch, Objective, Record, model_inputs, pad_texts
+from anyformer.objectives.objective import Batch, Objective, Predictor, Record, model_inputs, pad_texts
 from anyformer.specs.messages import nearest, quote
 from anyformer.tasks.long_audio import files as sound_files
 from anyformer.tasks.options import Truncate
@@ -204,7 +204,7 @@ class TaskRun:
 
     @property
     def job(self) -> Predictor:
-        """This run as a `Predictor` of `anyformer.evaluate.predict`."""
+        """This run as a `Predictor`."""
         return Predictor(self.model, self.tokenizer, self.pad, size=self.reader.batch, progress=self.reader.progress)
 
     # -- one result per input
@@ -392,12 +392,6 @@ def start_run(task: str, model: Source, inputs: Inputs, run_options: RunOptions)
     if wanted not in reads:
         raise ValueError(f"{task} needs a model that reads {wanted}; this one reads {' and '.join(reads)}")
     return TaskRun(task, reader, rows, one)
-
-
-def input_limit(spec: Any) -> int | None:
-    """Return the longest input of a model (or of its encoder) in tokens; None if there is no limit."""
-    own = spec.embedding.max_length
-    return own if own is not None else position_limit(spec)
 
 
 def kinds_read(spec: Any) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from anyformer.evaluate.predict import generate_texts
 from anyformer.generation import check_can_generate
 from anyformer.generation.defaults import settings_for
 from anyformer.generation.options import ONLY_BEAMS
@@ -40,7 +39,7 @@ def check_settings(request: TaskRun, options: Mapping[str, Any]) -> None:
 
 
 def write(request: TaskRun, records: list[Record], options: Mapping[str, Any]) -> list[str]:
-    return generate_texts(Texts(), request.job, records, **options)
+    return request.job.texts(Texts(), records, **options)
 
 
 def decode_text(request: TaskRun, tokens: list[int], stops: list[str] | None = None) -> str:

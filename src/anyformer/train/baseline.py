@@ -5,9 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from anyformer.data import DataSplit
-from anyformer.objectives.causal import NextToken
-from anyformer.objectives.classify import Classify
-from anyformer.objectives.images import ClassifyImage
 from anyformer.parts.base import HasVocabulary
 from anyformer.train.data_summary import class_counts
 from anyformer.train.trainer import Callback, Trainer
@@ -26,12 +23,12 @@ class Baselines(Callback):
         splits, objective, head = trainer.splits, trainer.objective, trainer.model.spec.head
         if splits is None or splits.valid is None:
             return
-        if isinstance(objective, NextToken):
+        if objective.baseline == "tokens":
             size = head.vocab_size if isinstance(head, HasVocabulary) else len(trainer.tokenizer)
             self.values = baselines(splits.train, splits.valid, size)
             listed = ", ".join(f"{name} {value:.3f}" for name, value in self.values.items())
             trainer.tell(f"to beat on the validation texts, in nats per token: {listed}")
-        elif isinstance(objective, Classify) or (isinstance(objective, ClassifyImage) and not objective.smoothing):
+        elif objective.baseline == "labels":
             train, valid = (class_counts(split, objective.labels) for split in (splits.train, splits.valid))
             if train:
                 loss, right = frequency_baseline(list(train.values()), list(valid.values()))

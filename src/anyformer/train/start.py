@@ -22,11 +22,13 @@ from anyformer._version import __version__
 from anyformer.checkpoint import check_free, copy_tokenizer, load, load_as, read_spec
 from anyformer.data import Data, DataSplit, Loader, Plan, Splits, prepare, texts_of, tokenizer_digest
 from anyformer.data.lock import FolderLock
+from anyformer.data.prepare import length_limit
 from anyformer.data.unused import describe_unused
-from anyformer.evaluate import check
+from anyformer.evaluate import Evaluation, check
+from anyformer.evaluate.during_training import training_metrics
 from anyformer.inputs.tokenizer import Tokenizer, check_vocabulary_size
 from anyformer.kernels import hardware
-from anyformer.models import Model, Tower, TransformerModule, position_limit
+from anyformer.models import Model, Tower, TransformerModule
 from anyformer.models.construct import build, skeleton
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.objective import Objective
@@ -43,7 +45,6 @@ from anyformer.train.data_summary import describe_data, tokens_per_number
 from anyformer.train.learning_plan import LearningPlan, Phase, row_length
 from anyformer.train.progress import format_epochs
 from anyformer.train.run import Pretrained, Run, differences, read_run
-from anyformer.train.scoring import training_metrics
 from anyformer.train.trainer import PROGRESS_INTERVAL, Callback, Trainer
 from anyformer.transforms import lora
 from anyformer.transforms.freeze import freeze
@@ -95,7 +96,7 @@ def setup(
         if tokenizer is None and "text" in objective.columns:
             fix = 'set one: vocabulary={"kind": "TrainedBPE", "size": 8192}'
             raise ValueError(f"{type(objective).__name__} reads text, but this run has no vocabulary; {fix}")
-        length = length_limit(run, model.spec)
+        length = length_limit(model.spec, run.batch.length, run.objective)
         with progress_line(tell, "preparing the data") as progress:
             splits = prepare(run.data, objective, tokenizer, records, length, progress)
             parallel.broadcast_result(splits.verify)
@@ -126,12 +127,23 @@ def setup(
             identity=identity(model, tokenizer, splits, plan),
             layout=layout,
             callbacks=callbacks,
-            metrics=training_metrics(run, objective, tokenizer, splits.valid, filler(tokenizer)),
+            metrics=metrics_of(run, objective, tokenizer, splits.valid),
         )
         trainer.splits, trainer.fresh, trainer.lock, trainer.epochs = splits, fresh, lock, plan.epochs
         for phase in plan.phases if parallel.world_size() == 1 else ():
             check_batch(trainer, Loader(phase.sample, phase.objective, pad=filler(tokenizer), rate=rate))
         return trainer
+
+
+def metrics_of(run: Run, objective: Objective, tokenizer: Tokenizer | None, split: DataSplit | None) -> Any:
+    """Return the `metrics` argument of a Trainer that computes `evaluate.metrics`; None if there are none."""
+    valid, limit, examples = run.data.splits.get("valid"), run.evaluate.batches, run.batch.examples
+    if not run.evaluate.metrics or valid is None:
+        return None
+    most, skip = None if limit is None or examples is None else limit * examples, run.data.unfit == "skip"
+    names = run.evaluate.metrics
+    evaluation = Evaluation(valid, objective, tokenizer, names, split=split, most=most, skip=skip)
+    return training_metrics(evaluation, filler(tokenizer), run.evaluate.num_beams, limit)
 
 
 def loaders(
@@ -452,17 +464,6 @@ def name_labels(model: TransformerModule, labels: tuple[str, ...]) -> None:
         for parameter in out.parameters():
             parameter.copy_(parameter[rows].clone())
     model.spec = model.spec.with_labels(labels)
-
-
-def length_limit(run: Run, spec: Model) -> int | None:
-    """Return the maximum number of tokens in a packed row or a record."""
-    limit = position_limit(spec)
-    length = run.batch.length or limit
-    if length is None and run.objective.packs:
-        raise ValueError("batch.length: this model has no length limit; set the length of a row")
-    if limit is not None and length is not None and length > limit:
-        raise ValueError(f"batch.length: {length} is more than the {limit} tokens that this model takes")
-    return length
 
 
 @contextlib.contextmanager

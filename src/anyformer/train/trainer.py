@@ -24,11 +24,10 @@ from torch import Tensor, nn
 from anyformer.data import StepBatches
 from anyformer.data.lock import FolderLock
 from anyformer.evaluate import mean_losses
-from anyformer.evaluate.metrics import LOWER_IS_BETTER
 from anyformer.kernels import hardware
 from anyformer.kernels.capture import without_reading
 from anyformer.models import TransformerModule
-from anyformer.objectives.objective import Batch, Objective
+from anyformer.objectives.objective import LOSS_METRICS, Batch, Objective
 from anyformer.runtime.nonfinite import first_nonfinite
 from anyformer.specs.messages import quote
 from anyformer.train import parallel
@@ -405,6 +404,13 @@ class Trainer:
                     scores |= self.metrics(self, scores)
         return scores
 
+    def lower_is_better(self, name: str) -> bool:
+        """Whether a lower value of this score is better."""
+        metrics = self.objective.task.metrics
+        if metrics is not None and name in metrics.functions:
+            return metrics.lower_is_better
+        return name.endswith("loss") or name in LOSS_METRICS
+
     def evaluate_now(self) -> bool:
         """Evaluate and update early stopping. Returns whether the score is the best so far."""
         self.scores = self.evaluate()
@@ -412,7 +418,7 @@ class Trainer:
         if wanted not in self.scores:
             raise ValueError(f"evaluate.best: no score {quote(wanted)}; the scores are {', '.join(self.scores)}")
         value = self.scores[wanted]
-        self.score = value if wanted.endswith("loss") or wanted in LOWER_IS_BETTER else -value
+        self.score = value if self.lower_is_better(wanted) else -value
         better = self.score == self.score and (self.best is None or self.score < self.best)  # NaN is never better
         self.best = self.score if better else self.best
         self.evals_without_gain = 0 if better else self.evals_without_gain + 1

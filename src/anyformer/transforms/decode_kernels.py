@@ -36,7 +36,7 @@ from anyformer.parts.recurrent.mamba import ConvolvingModule, SelectiveStateModu
 from anyformer.parts.recurrent.mamba2 import DualStateModule
 from anyformer.parts.residual import ScaledModule
 from anyformer.runtime.context import Context
-from anyformer.runtime.state import Static
+from anyformer.runtime.stores import Static
 from anyformer.stacks.block import ParallelModule
 from anyformer.stacks.sublayer import SublayerModule, apply
 from anyformer.transforms.pack import PackedLinear

@@ -15,11 +15,11 @@ from anyformer.parts.attention.memory_compressed import BlockAttention
 from anyformer.parts.attention.scores import LearnedScale, ScaleByLayer, SoftCap, TalkingHeads
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import Causal, Either, Global, Mask, Window
 from anyformer.parts.norm import LayerNorm, RMSNorm, UnitNorm
 from anyformer.parts.position.absolute import BucketedBias
 from anyformer.parts.position.rotary import Rope
 from anyformer.runtime.context import Memory
-from anyformer.runtime.mask import Causal, Either, Global, Mask, Window
 from anyformer.specs.part import Site
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 from anyformer.parts.attention.latent import LatentAttention
+from anyformer.parts.mask import Causal
 from anyformer.parts.position.absolute import Alibi
 from anyformer.parts.position.relative import InputRope
 from anyformer.parts.position.rotary import Rope
-from anyformer.runtime.mask import Causal
-from anyformer.runtime.state import PerToken, State
+from anyformer.runtime.state import State
+from anyformer.runtime.stores import PerToken
 from small import Weights, close, context, made
 
 PART = LatentAttention(

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 import anyformer as af
 from anyformer.parts.attention.linear import EluFeatures, LinearAttention, RandomFeatures, SoftmaxFeatures
+from anyformer.parts.mask import Causal
 from anyformer.runtime.context import Context
-from anyformer.runtime.mask import Causal
 from anyformer.specs.part import Site
 
 FEATURES = {"fourier": RandomFeatures(count=256), "arccos": RandomFeatures(count=256, kernel="arccos"),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import anyformer as af
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.attention.scores import PointwiseChange, PointwiseModule, Sinks, SoftCap
-from anyformer.runtime.mask import Causal
+from anyformer.parts.mask import Causal
 from anyformer.specs.part import Site
 from anyformer.weights.rules import same_names
 from small import Weights, close, context, made

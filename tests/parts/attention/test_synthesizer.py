@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from anyformer.parts.attention.synthesizer import Synthesizer
-from anyformer.runtime.mask import FULL, Causal
+from anyformer.parts.mask import FULL, Causal
 from small import close, compiled_equals_eager, context, made
 
 D, H, K, L, T = 12, 3, 5, 10, 6  # heads need not divide the width

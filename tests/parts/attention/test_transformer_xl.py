@@ -12,9 +12,9 @@ import anyformer as af
 from anyformer import families
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.attention.transformer_xl import RecurrentAttention
-from anyformer.parts.embedding.segments import SegmentedSinusoids
+from anyformer.parts.mask import Causal
 from anyformer.parts.position.relative import RelativeSinusoids
-from anyformer.runtime.mask import Causal
+from anyformer.parts.position.segments import SegmentedSinusoids
 from small import Weights, close, compiled_equals_eager, context, made
 from tiny import CONFIGS
 

@@ -18,8 +18,8 @@ from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.likely_spans import LikelySpans
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import Causal
 from anyformer.parts.position.absolute import Learned
-from anyformer.runtime.mask import Causal
 from anyformer.specs.part import Site
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack

@@ -16,11 +16,11 @@ from anyformer import families
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.grid.convolution import Convolution, Convolutions, LayersDown, OpLayer, ResidualDown
 from anyformer.parts.grid.halo import HaloAttention
-from anyformer.parts.grid.layout import Grid
 from anyformer.parts.grid.local_relation import LocalRelation
 from anyformer.parts.grid.non_local import CrissCross, NonLocal
+from anyformer.parts.mask import Axial
 from anyformer.runtime.context import Context
-from anyformer.runtime.mask import Axial
+from anyformer.runtime.grid import Grid
 from anyformer.specs.part import Site
 
 GRID = Grid(5, 7)

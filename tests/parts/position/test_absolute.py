@@ -14,8 +14,9 @@ import anyformer as af
 from anyformer.models import DecoderModel, EncoderModel
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.grid.windows import GridBias, Windows
+from anyformer.parts.grid.windows import Windows
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import Causal
 from anyformer.parts.position import dependency_tree
 from anyformer.parts.position.absolute import (
     Alibi,
@@ -35,6 +36,7 @@ from anyformer.parts.position.absolute import (
     TreeDepth,
     add_position,
 )
+from anyformer.parts.position.grid import GridBias
 from anyformer.parts.position.numbering import RealTokens, WithoutToken
 from anyformer.parts.position.rotary import (
     DynamicScaling,
@@ -45,7 +47,6 @@ from anyformer.parts.position.rotary import (
     Rope,
     YarnScaling,
 )  # fmt: skip
-from anyformer.runtime.mask import Causal
 from anyformer.specs.part import Site
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack

@@ -17,9 +17,9 @@ from anyformer.parts.convolution.tokens import TokenConvolution
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import FULL, Causal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.disentangled import Disentangled
-from anyformer.runtime.mask import FULL, Causal
 from anyformer.specs.part import Site
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack

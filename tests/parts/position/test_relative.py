@@ -10,13 +10,13 @@ import torch
 import anyformer as af
 from anyformer.models import DecoderModel
 from anyformer.parts.attention.attention import Attention
-from anyformer.parts.embedding.segments import SegmentedSinusoids
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import Causal, Window
 from anyformer.parts.position.bias import Alibi, BucketedBias, DistanceBias, RelativeVectors
 from anyformer.parts.position.relative import RelativeSinusoids
 from anyformer.parts.position.rotary import Rope
-from anyformer.runtime.mask import Causal, Window
+from anyformer.parts.position.segments import SegmentedSinusoids
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer

@@ -10,11 +10,11 @@ import torch
 import anyformer as af
 from anyformer import families
 from anyformer.parts.attention.bahdanau import AdditiveAttention
+from anyformer.parts.mask import Causal
 from anyformer.parts.recurrent.lstm import GRU, LSTM, Recurrent
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.parts.recurrent.s4 import S4
 from anyformer.runtime.context import Memory
-from anyformer.runtime.mask import Causal
 from small import close, compiled_equals_eager, context, made
 from tiny import CONFIGS
 

@@ -12,7 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 from anyformer.families.base.fields import (
     COMMON,
@@ -89,6 +89,9 @@ class Family:
     sizes: Mapping[str, Size] = dataclasses.field(default_factory=dict)
     library: str = "transformers"  # the library that publishes the classes
     pictures: str = "ViT"  # image processor of folders whose settings name none
+    tokenizer: str | None = None  # tokenizer class of folders that name none; "": none is published
+    # when transformers uses the defaults of its base class of tokenizers: if the folder names no class, or always
+    base_tokenizer: Literal["", "unnamed", "always"] = ""
 
     def __post_init__(self) -> None:
         if self.template is None:

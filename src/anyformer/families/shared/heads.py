@@ -14,7 +14,7 @@ from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
-from anyformer.runtime.mask import All, Causal, Full, Mask, Window
+from anyformer.parts.mask import All, Causal, Full, Mask, Window
 from anyformer.specs.addresses import value_at
 
 

@@ -9,12 +9,12 @@ from typing import Any, Literal
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.base import Embedding
 from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.grid.layout import Sides
 from anyformer.parts.grid.pooled_attention import GridPool, PooledAttention, Skip
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Kaiming, Normal
 from anyformer.parts.norm import LayerNorm
+from anyformer.runtime.grid import Sides
 from anyformer.specs.addresses import value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack

@@ -27,7 +27,7 @@ from anyformer.models import Model
 from anyformer.models.construct import build
 from anyformer.parts.attention.linear import LinearAttention, SoftmaxFeatures
 from anyformer.parts.attention.set_transformer import InducedAttention, LunaAttention, Seeds
-from anyformer.runtime.mask import CAUSAL
+from anyformer.parts.mask import CAUSAL
 from anyformer.specs.codec import override
 
 CLAIM = (

@@ -28,7 +28,8 @@ from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.models import Model
 from anyformer.objectives.images import ClassifyImage
-from anyformer.parts.grid.convolution import Convolution, ConvolutionEmbedding
+from anyformer.parts.embedding.convolution import ConvolutionEmbedding
+from anyformer.parts.grid.convolution import Convolution
 from anyformer.recipes.fashion_mnist import LABELS, SIDE, pictures
 from anyformer.specs.codec import override
 from anyformer.train.optim import AdamW, Constant

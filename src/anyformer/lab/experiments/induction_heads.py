@@ -30,8 +30,8 @@ from anyformer.look.scores import head_scores
 from anyformer.look.trace import trace
 from anyformer.models import Model, TransformerModule
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import Causal, Window
 from anyformer.parts.position.bias import RelativeVectors
-from anyformer.runtime.mask import Causal, Window
 from anyformer.specs.codec import override
 from anyformer.stacks.block import Block
 from anyformer.train.trainer import Callback, StepResult, Trainer

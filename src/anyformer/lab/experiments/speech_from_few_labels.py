@@ -16,11 +16,11 @@ from anyformer import families
 from anyformer.data import Data, Held
 from anyformer.data.generated.speech import write_digits
 from anyformer.evaluate import Evaluation
-from anyformer.evaluate.predict import Predictor
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.runs import mean
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
+from anyformer.objectives.objective import Predictor
 from anyformer.recipes.digits_wav2vec import CONFIG
 from anyformer.recipes.digits_wav2vec import run as digits
 from anyformer.recipes.shared.spoken_digits import HELD, recordings, strings

@@ -25,7 +25,8 @@ from anyformer.lab.runs import mean
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.models import Model
-from anyformer.parts.grid.convolution import Convolution, ConvolutionEmbedding
+from anyformer.parts.embedding.convolution import ConvolutionEmbedding
+from anyformer.parts.grid.convolution import Convolution
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.similarity import ProjectionHead
 from anyformer.recipes.shapes import TEXT

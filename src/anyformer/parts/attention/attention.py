@@ -24,13 +24,13 @@ from anyformer.parts.attention.scores import (
     Softmax,
 )
 from anyformer.parts.fused_linear import Joined
+from anyformer.parts.mask import FULL, All, Causal, Full, Mask, Window
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import InHeads, Op
 from anyformer.parts.position.absolute import AttentionPosition
 from anyformer.parts.position.bias import HeadwisePosition, rotate_and_tap
 from anyformer.runtime.context import Context
-from anyformer.runtime.mask import FULL, All, Causal, Full, Mask, Window
-from anyformer.runtime.state import PerMemory, PerToken
+from anyformer.runtime.stores import PerMemory, PerToken
 from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.checks import at_least, chance, positive
 from anyformer.specs.messages import quote

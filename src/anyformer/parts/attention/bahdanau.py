@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.kernels.attention import Plan, attend
+from anyformer.parts.mask import FULL, Full, Mask
 from anyformer.parts.op import Op
 from anyformer.runtime.context import Context
-from anyformer.runtime.mask import FULL, Full, Mask
-from anyformer.runtime.state import PerMemory, PerToken
+from anyformer.runtime.stores import PerMemory, PerToken
 from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Sees, Site

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.parts.attention.attention import Attention, AttentionModule
+from anyformer.parts.mask import Causal, Full
 from anyformer.runtime.context import Context
-from anyformer.runtime.mask import Causal, Full
 from anyformer.specs.part import Site
 
 

@@ -13,14 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.attention import Plan, Visible, attend
+from anyformer.parts.mask import FULL, Mask
 from anyformer.parts.norm import Norm, RMSNorm
 from anyformer.parts.op import Op
 from anyformer.parts.position import bias
 from anyformer.parts.position.relative import InputRope
 from anyformer.parts.position.rotary import Rope
 from anyformer.runtime.context import Context
-from anyformer.runtime.mask import FULL, Mask
-from anyformer.runtime.state import PerToken
+from anyformer.runtime.stores import PerToken
 from anyformer.runtime.taps import MIXER, Listener, TapNames, convert_listener
 from anyformer.specs.checks import at_least, chance, positive
 from anyformer.specs.part import Site

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from anyformer.kernels.attention import EVERYTHING, Plan, attend
 from anyformer.parts.init import Initializer, Normal
+from anyformer.parts.mask import FULL, Causal, Full, Mask
 from anyformer.parts.op import InHeads, Op
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context
-from anyformer.runtime.mask import FULL, Causal, Full, Mask
-from anyformer.runtime.state import PerRow
+from anyformer.runtime.stores import PerRow
 from anyformer.runtime.taps import MIXER, TapNames, convert_listener
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote

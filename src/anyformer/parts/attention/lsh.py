@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from anyformer.kernels.attention import EVERYTHING, Plan, attend
 from anyformer.parts.computed import Computed
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import CAUSAL, FULL
 from anyformer.parts.op import InHeads, Op
 from anyformer.runtime.context import Context
-from anyformer.runtime.mask import CAUSAL, FULL, begins
-from anyformer.runtime.state import PerToken
+from anyformer.runtime.stores import PerToken
 from anyformer.runtime.taps import MIXER, TapNames
+from anyformer.runtime.visibility import begins
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Sees, Site
 

@@ -18,12 +18,13 @@ from anyformer.kernels.attention import Plan, Visible, attend
 from anyformer.kernels.batch_rows import longer, stack_rows
 from anyformer.kernels.convolution import convolve
 from anyformer.parts.attention.attention import Attention, AttentionModule
+from anyformer.parts.mask import CAUSAL, Causal, Mask, SameBlock, Window
 from anyformer.parts.op import InHeads, Op
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context, at_places
-from anyformer.runtime.mask import CAUSAL, Causal, Mask, SameBlock, Window, see, text_positions
-from anyformer.runtime.state import PerRow, Store
+from anyformer.runtime.stores import PerRow, Store
 from anyformer.runtime.taps import MIXER, TapNames
+from anyformer.runtime.visibility import see, text_positions
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Site

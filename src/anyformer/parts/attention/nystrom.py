@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from anyformer.kernels.attention import Plan, Visible, attend
 from anyformer.kernels.convolution import depthwise
+from anyformer.parts.mask import FULL
 from anyformer.parts.op import InHeads, Op
 from anyformer.runtime.context import Context
-from anyformer.runtime.mask import FULL
 from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Site

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from anyformer.kernels.attention import Plan, attend
 from anyformer.kernels.capture import can_read_values
 from anyformer.parts.init import Normal
+from anyformer.parts.mask import FULL, Mask
 from anyformer.parts.op import InHeads, Op
 from anyformer.runtime.context import Context
-from anyformer.runtime.mask import FULL, Mask
-from anyformer.runtime.state import PerToken
+from anyformer.runtime.stores import PerToken
 from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from anyformer.kernels.attention import EVERYTHING, Plan, attend
 from anyformer.parts.attention.linear import Projections, ProjectionsModule
 from anyformer.parts.attention.memory_compressed import complete, tokens_before
+from anyformer.parts.mask import CAUSAL
 from anyformer.parts.position.relative import RelativeSinusoids
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context, at_places
-from anyformer.runtime.mask import CAUSAL, text_positions
-from anyformer.runtime.state import PerRow, PerToken
+from anyformer.runtime.stores import PerRow, PerToken
 from anyformer.runtime.taps import MIXER
+from anyformer.runtime.visibility import text_positions
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Site
 

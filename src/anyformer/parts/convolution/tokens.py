@@ -16,7 +16,7 @@ from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.op import InHeads, Op
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context
-from anyformer.runtime.state import PerRow, Store
+from anyformer.runtime.stores import PerRow, Store
 from anyformer.runtime.taps import TapNames
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Part, Sees, Site, farthest, parts_in

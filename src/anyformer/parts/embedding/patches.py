@@ -17,10 +17,10 @@ from anyformer.kernels.linear import cast_for_autocast
 from anyformer.parts.base import Embedding
 from anyformer.parts.computed import places
 from anyformer.parts.embedding.drop_token import drop_tokens
-from anyformer.parts.grid.layout import NEEDS, Grid, Layout, Sides, laid_out
 from anyformer.parts.norm import Norm
 from anyformer.parts.position.absolute import Learned, Sinusoidal2D, Sinusoidal2DModule
 from anyformer.runtime.context import Context
+from anyformer.runtime.grid import NEEDS, Grid, Layout, Sides, laid_out
 from anyformer.runtime.inputs import Kind, check_shape, hides_nothing
 from anyformer.runtime.state import State
 from anyformer.specs.checks import at_least, chance

@@ -14,11 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.capture import can_read_values
-from anyformer.parts.embedding.segments import SegmentedText, SegmentedTextModule, Segments
+from anyformer.parts.embedding.segments import SegmentedText, SegmentedTextModule
+from anyformer.parts.position.segments import Segments
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import Kind, check_shape
-from anyformer.runtime.mask import Order
 from anyformer.runtime.state import State
+from anyformer.runtime.visibility import Order
 from anyformer.specs.part import Site
 
 

@@ -23,8 +23,9 @@ from anyformer.parts.position.graph import Graph
 from anyformer.parts.position.numbering import ByPlace, Numbering, WithoutToken
 from anyformer.runtime.context import Context, TokenIds, at_places, leading_pads
 from anyformer.runtime.inputs import boolean_mask, check_shape
-from anyformer.runtime.mask import first_of_document
-from anyformer.runtime.state import PerToken, State
+from anyformer.runtime.state import State
+from anyformer.runtime.stores import PerToken
+from anyformer.runtime.visibility import first_of_document
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Part, Sees, Site, farthest, walk
 

@@ -19,9 +19,9 @@ from anyformer.parts.feedforward.mlp import MLP, GatedMLP
 from anyformer.parts.op import Op
 from anyformer.parts.unused import PartlyUsed
 from anyformer.runtime.context import Context
-from anyformer.runtime.mask import first_of_document
-from anyformer.runtime.state import PerToken
+from anyformer.runtime.stores import PerToken
 from anyformer.runtime.taps import ROUTER, TapNames
+from anyformer.runtime.visibility import first_of_document
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Part, Site
 

@@ -6,50 +6,18 @@ B batch, C channels, H W pixels, N cells of the grid, E width of the latent, W w
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.parts.activation import ACTIVATIONS, Activation
-from anyformer.parts.grid.convolution import GridEmbedding, check_pixels
-from anyformer.parts.grid.dvae import ImageDecoder, check_stages
+from anyformer.parts.grid.dvae import ImageDecoder
 from anyformer.parts.grid.windows import Grid
-from anyformer.runtime.context import Context
-from anyformer.runtime.state import State
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Site
 
 EPS = 1e-6
-
-
-class KLEmbedding(GridEmbedding, sees="all", called=("AutoencoderKL", "encoder of Stable Diffusion")):
-    """Encodes an image as a grid of vectors by residual convolutions with group norms, in stages of `widths` from fine
-    to coarse, with attention at the end. Each stage after the first halves the rows and columns. Images can have any
-    size; `image_size` is used to count FLOPs and memory."""
-
-    any_size: ClassVar[bool] = True
-
-    widths: tuple[int, ...] = (128, 256, 512, 512)
-    blocks: int = 2  # per stage
-    groups: int = 32  # of the group norms
-    activation: Activation = "silu"
-    attention: bool = True
-
-    def check(self) -> None:
-        at_least(self, 1, "channels", "blocks")
-        check_stages("KLEmbedding", self.widths, self.blocks)
-        check_groups(self)
-        if min(self.image_size) < 2 ** (len(self.widths) - 1):
-            raise ValueError(f"KLEmbedding.image_size {self.image_size} is too small for {len(self.widths)} stages")
-
-    @property
-    def grid(self) -> Grid:
-        return Grid(*(side // 2 ** (len(self.widths) - 1) for side in self.image_size))
-
-    def build(self, site: Site) -> nn.Module:
-        return KLEmbeddingModule(self, site.width)
 
 
 class KLDecoder(ImageDecoder, sees="all", called=("AutoencoderKL", "decoder of Stable Diffusion")):
@@ -81,29 +49,6 @@ def check_groups(part: Any) -> None:
 class Normed(nn.GroupNorm):
     def __init__(self, part: Any, width: int) -> None:
         super().__init__(part.groups, width, eps=EPS)
-
-
-class KLEmbeddingModule(nn.Module):
-    def __init__(self, part: KLEmbedding, width: int) -> None:
-        super().__init__()
-        self.part = part
-        self.first = nn.Conv2d(part.channels, part.widths[0], 3, padding=1)
-        before, last = (part.widths[0], *part.widths), len(part.widths) - 1
-        self.stages = nn.ModuleList(
-            Stage(part, before[i], wide, Downsample(wide) if i < last else None) for i, wide in enumerate(part.widths)
-        )
-        self.middle = MiddleBlock(part, part.widths[-1])
-        self.norm = Normed(part, part.widths[-1])
-        self.out = nn.Conv2d(part.widths[-1], width, 3, padding=1)
-
-    def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
-        x = self.first(check_pixels(inputs, self.part))
-        for stage in self.stages:
-            x = stage(x)
-        x = self.out(F.silu(self.norm(self.middle(x))))  # as published, always SiLU
-        index = torch.arange(x.shape[2] * x.shape[3], device=x.device)
-        grid = Grid(x.shape[2], x.shape[3])
-        return x.flatten(2).transpose(1, 2), Context(index=index, positions=index[None], extras=(grid,))
 
 
 class KLDecoderModule(nn.Module):

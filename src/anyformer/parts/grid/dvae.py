@@ -7,69 +7,16 @@ B batch, C channels, H W pixels, N cells of the grid, D width, E width of the la
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.parts.grid.convolution import GridEmbedding, check_pixels
 from anyformer.parts.grid.windows import Grid
 from anyformer.parts.init import Kaiming, Normal
-from anyformer.runtime.context import Context
-from anyformer.runtime.state import State
 from anyformer.specs.checks import at_least, positive
 from anyformer.specs.part import Part, Site
-
-
-class ConvEmbedding(GridEmbedding, sees="all", called=("convolutional encoder", "dVAE encoder")):
-    """Encodes an image as a grid of vectors by residual convolutions, in stages of `widths` from fine to coarse. Max
-    pooling between stages halves the rows and columns."""
-
-    widths: tuple[int, ...] = (256, 512, 1024, 2048)
-    blocks: int = 2  # per stage
-    kernel: int = 7  # of the first convolution
-
-    def check(self) -> None:
-        at_least(self, 1, "channels", "blocks")
-        check_stages("ConvEmbedding", self.widths, self.blocks)
-        if self.kernel % 2 == 0:
-            raise ValueError(f"ConvEmbedding.kernel is {self.kernel}; it must be odd (centred on a pixel)")
-        if any(side < self.factor or side % self.factor for side in self.image_size):
-            size = " x ".join(map(str, self.image_size))
-            stages = len(self.widths)
-            raise ValueError(f"ConvEmbedding: {stages} stages need sides divisible by {self.factor}, got {size}")
-
-    @property
-    def factor(self) -> int:
-        """Rows of pixels per row of the grid."""
-        return 2 ** (len(self.widths) - 1)
-
-    @property
-    def grid(self) -> Grid:
-        return Grid(self.image_size[0] // self.factor, self.image_size[1] // self.factor)
-
-    def build(self, site: Site) -> nn.Module:
-        return ConvEmbeddingModule(self, site.width)
-
-
-class ConvEmbeddingModule(nn.Module):
-    def __init__(self, part: ConvEmbedding, width: int) -> None:
-        super().__init__()
-        self.part = part
-        self.first = nn.Conv2d(part.channels, part.widths[0], part.kernel, padding=part.kernel // 2)
-        self.stages = residual_stages(part.widths[0], part.widths, part.blocks)
-        self.out = nn.Conv2d(part.widths[-1], width, 1)
-        self.starts = {"first.weight": Kaiming(gain=1.0), "out.weight": Kaiming()}
-
-    def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
-        x = self.first(check_pixels(inputs, self.part))
-        for i, stage in enumerate(self.stages):
-            x = stage(F.max_pool2d(x, 2) if i else x)
-        x = self.out(F.relu(x))
-        grid = Grid(x.shape[2], x.shape[3])
-        index = torch.arange(math.prod(grid), device=x.device)
-        return x.flatten(2).transpose(1, 2), Context(index=index, positions=index[None], extras=(grid,))
 
 
 class ImageDecoder(Part):

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from anyformer.kernels.attention import EVERYTHING, Plan, attend
 from anyformer.parts.computed import Computed
-from anyformer.parts.grid.layout import Grid, Sides, layout, partition
 from anyformer.parts.init import Normal
 from anyformer.parts.op import InHeads, Reshaping
 from anyformer.runtime.context import Context
+from anyformer.runtime.grid import Grid, Sides, layout, partition
 from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote

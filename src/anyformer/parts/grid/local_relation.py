@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.parts.computed import Computed
-from anyformer.parts.grid.layout import Grid, Sides, layout
 from anyformer.parts.op import InHeads, Reshaping
 from anyformer.runtime.context import Context
+from anyformer.runtime.grid import Grid, Sides, layout
 from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Site

@@ -8,10 +8,22 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.parts.grid.layout import Down, Grid
 from anyformer.parts.norm import Norm
 from anyformer.runtime.context import Context
-from anyformer.specs.part import Site
+from anyformer.runtime.grid import Grid
+from anyformer.specs.part import Part, Site
+
+
+class Down(Part):
+    """Base class of steps between stages. The module maps x (B, N, D), its grid and the `Context` to a wider x or a
+    coarser grid, and returns both."""
+
+    def coarser(self, grid: Grid) -> Grid:
+        """Return the grid after this step."""
+        raise NotImplementedError
+
+    def out_width(self, width: int) -> int:
+        raise NotImplementedError
 
 
 class Merge(Down, sees="all", called=("patch merging",)):

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.parts.grid.layout import Grid, layout, on_grid
 from anyformer.parts.norm import BatchNorm, Norm
 from anyformer.parts.op import InHeads, Op
 from anyformer.runtime.context import Context
+from anyformer.runtime.grid import Grid, layout, on_grid
 from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Site

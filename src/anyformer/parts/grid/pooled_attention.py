@@ -14,22 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.attention import EVERYTHING, Plan, attend
-from anyformer.parts.grid.layout import (
-    NEEDS,
-    GridVectors,
-    KeyGrid,
-    Layout,
-    Sides,
-    laid_out,
-    layout,
-    on_grid,
-    with_stride,
-)
 from anyformer.parts.init import Initializer, Kaiming
+from anyformer.parts.mask import FULL
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import InHeads, Reshaping
+from anyformer.parts.position.grid import GridVectors
 from anyformer.runtime.context import Context, leading_pads
-from anyformer.runtime.mask import FULL
+from anyformer.runtime.grid import NEEDS, KeyGrid, Layout, Sides, laid_out, layout, on_grid, with_stride
 from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote

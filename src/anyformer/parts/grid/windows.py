@@ -1,25 +1,22 @@
-"""Mixers inside the windows of a grid, and position biases for offsets on a grid.
+"""Mixers inside the windows of a grid.
 
 B batch, N windows, w side of a window, T = w * w tokens per window, H heads, D width.
 """
 
 from __future__ import annotations
 
-import functools
-import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.cyclic_shift import roll_grid
-from anyformer.parts.computed import Computed, cache_by_size, places
-from anyformer.parts.grid.layout import Grid, partition
+from anyformer.parts.computed import cache_by_size, places
 from anyformer.parts.op import Op
-from anyformer.parts.position.bias import AttentionPositionModule, HeadwisePosition
+from anyformer.parts.position.grid import GridBias
 from anyformer.runtime.context import Context
-from anyformer.specs.checks import at_least
+from anyformer.runtime.grid import Grid, partition
 from anyformer.specs.part import Site, walk
 
 
@@ -114,87 +111,3 @@ def regions(height: int, width: int, size: int, shift: int, device: torch.device
         bands.append((index >= length - size).long() + (index >= length - shift).long())
     region = bands[0][:, None] * 3 + bands[1]
     return partition(region[None, :, :, None], size)[0, ..., 0]
-
-
-class GridBias(HeadwisePosition, sees="itself", called=("Swin bias", "2D relative bias")):
-    """One learned scalar per head and per offset in rows and columns, for grids up to `size` x `size`
-    [Liu et al. 2021]."""
-
-    requires: ClassVar[tuple[str, ...]] = ("a grid",)
-
-    size: int
-
-    def build(self, site: Site) -> nn.Module:
-        return GridBiasModule(self)
-
-
-class ContinuousGridBias(GridBias, sees="itself", called=("Swin V2 bias", "log-spaced bias")):
-    """A small MLP of the logarithms of both offsets computes the scalars, so that they extend to windows of other sizes
-    than in pretraining [Liu et al. 2022]. The scalars are between 0 and `most`."""
-
-    learned: int = 0  # window size in pretraining; 0: `size`
-    width: int = 512  # inner width of the MLP
-    most: float = 16.0
-
-    def check(self) -> None:
-        at_least(self, 1, "num_heads", "size", "width")
-        at_least(self, 0, "learned")
-        if self.learned == 1:
-            raise ValueError("ContinuousGridBias.learned is 1: a window of one token has no offsets to learn from")
-
-    def build(self, site: Site) -> nn.Module:
-        return ContinuousGridBiasModule(self)
-
-
-class GridBiasModule(AttentionPositionModule):
-    def __init__(self, part: GridBias) -> None:
-        super().__init__()
-        self.size = part.size
-        self.whole = Computed(lambda: offsets(part.size, part.size, part.size))  # of windows of the largest size
-        self.fill(part)
-
-    def fill(self, part: Any) -> None:
-        self.weight = nn.Parameter(torch.zeros((2 * part.size - 1) ** 2, part.num_heads))
-
-    def table(self) -> Tensor:
-        """(offsets, H)"""
-        return self.weight
-
-    def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
-        return q, F.embedding(self.rows(ctx), self.table()).permute(2, 0, 1).contiguous()[None]  # (1, H, T, T)
-
-    def rows(self, ctx: Context) -> Tensor:
-        """Return the row of the table for each query and key, (T, T)."""
-        grid = ctx.extra(Grid)
-        if grid is None or max(grid) > self.size:
-            size = "no grid" if grid is None else f"a grid of {grid.rows} x {grid.columns}"
-            raise ValueError(f"GridBias needs a grid of at most {self.size} x {self.size}, got {size}")
-        if min(grid) == self.size:
-            return self.whole()
-        make = functools.partial(offsets, *grid, self.size, ctx.index.device)
-        return ctx.once(f"offsets {self.size}", make)
-
-
-def offsets(rows: int, columns: int, size: int, device: torch.device | None = None) -> Tensor:
-    """Return the table row of the offset between each query and key, (T, T); the table covers `size` x `size`."""
-    index = torch.arange(rows * columns, device=device)
-    down, right = ((at[:, None] - at) + size - 1 for at in (index // columns, index % columns))
-    return down * (2 * size - 1) + right
-
-
-class ContinuousGridBiasModule(GridBiasModule):
-    def fill(self, part: Any) -> None:
-        self.up, self.down = nn.Linear(2, part.width), nn.Linear(part.width, part.num_heads, bias=False)
-        self.most, self.offsets = part.most, Computed(lambda: logarithms(part.size, part.learned or part.size))
-
-    def table(self) -> Tensor:
-        offsets = self.offsets().to(self.up.weight.dtype)
-        return self.most * self.down(F.relu(self.up(offsets))).sigmoid()
-
-
-def logarithms(size: int, learned: int) -> Tensor:
-    """Return the log-spaced row and column of every offset, ((2 size - 1)^2, 2). The largest offset of a window of size
-    `learned` is about 1."""
-    line = 8 * torch.arange(1 - size, size, dtype=torch.float32) / max(learned - 1, 1)
-    line = line.sign() * (line.abs() + 1).log2() / math.log2(8)
-    return torch.cartesian_prod(line, line).view(-1, 2)

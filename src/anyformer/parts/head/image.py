@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.parts.embedding.patches import Size
-from anyformer.parts.grid.layout import Grid, as_image
 from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.parts.head.losses import Loss
 from anyformer.runtime.context import Context
+from anyformer.runtime.grid import Grid, as_image
 from anyformer.specs.part import Site
 
 

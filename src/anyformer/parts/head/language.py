@@ -20,7 +20,7 @@ from anyformer.parts.head.base import Head, HeadModule, NamedTensors, Transform
 from anyformer.parts.head.losses import Loss, check_labels, class_loss
 from anyformer.parts.unused import mark_unused
 from anyformer.runtime.context import Context
-from anyformer.runtime.mask import begins
+from anyformer.runtime.visibility import begins
 from anyformer.specs.part import Sees, Site, farthest
 
 

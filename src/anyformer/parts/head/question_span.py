@@ -17,7 +17,7 @@ from anyformer.parts.head.span import SpanHead, SpanModule
 from anyformer.parts.norm import Norm
 from anyformer.runtime.context import Context, leading_pads
 from anyformer.runtime.inputs import Kind
-from anyformer.runtime.mask import first_of_document
+from anyformer.runtime.visibility import first_of_document
 from anyformer.specs.part import Site
 
 

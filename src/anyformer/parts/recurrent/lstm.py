@@ -17,7 +17,7 @@ from anyformer.parts.init import Uniform
 from anyformer.parts.op import Op
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context
-from anyformer.runtime.state import PerRow
+from anyformer.runtime.stores import PerRow
 from anyformer.runtime.taps import TapNames
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Site

@@ -21,9 +21,9 @@ from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.init import Initializer, Kaiming
 from anyformer.parts.op import Op
 from anyformer.runtime.context import Context
-from anyformer.runtime.mask import begins
-from anyformer.runtime.state import PerRow, Store
+from anyformer.runtime.stores import PerRow, Store
 from anyformer.runtime.taps import TapNames
+from anyformer.runtime.visibility import begins
 from anyformer.specs.checks import at_least, positive
 from anyformer.specs.part import Site
 

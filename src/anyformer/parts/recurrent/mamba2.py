@@ -15,7 +15,7 @@ from anyformer.parts.norm import Norm, RMSNorm
 from anyformer.parts.op import Op
 from anyformer.parts.recurrent.mamba import ConvolvingModule, PackedRows, StepBias
 from anyformer.runtime.context import Context
-from anyformer.runtime.state import PerRow
+from anyformer.runtime.stores import PerRow
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Site
 

@@ -19,7 +19,7 @@ from anyformer.parts.op import Op
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.parts.residual import Residual
 from anyformer.runtime.context import Context
-from anyformer.runtime.state import PerRow, Store
+from anyformer.runtime.stores import PerRow, Store
 from anyformer.runtime.taps import TapNames
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Site

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from anyformer import families
 from anyformer.data import Data, ImageFolder
 from anyformer.inputs.image import Images
-from anyformer.kernels.hardware import need
+from anyformer.inputs.optional_library import need
 from anyformer.models import Model
 from anyformer.objectives.images import ClassifyImage
 from anyformer.recipes.shared.models import with_labels

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from anyformer import families
 from anyformer.data import Source, TrainedBPE, open_table
-from anyformer.generation.prompt import position_limit
+from anyformer.models import position_limit
 from anyformer.objectives.translate import Translate
 from anyformer.recipes.multi30k_en_de import CONFIG
 from anyformer.recipes.shared.models import with_vocabulary

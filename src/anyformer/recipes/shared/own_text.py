@@ -11,7 +11,7 @@ from typing import Any
 
 from anyformer.data import CSV, TSV, Data, Held, JSONLines, Source, TextFiles, TrainedBPE, open_table
 from anyformer.data.source import detect_encoding, known_encoding, lines
-from anyformer.generation.prompt import position_limit
+from anyformer.models import position_limit
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.dialogue import Dialogue

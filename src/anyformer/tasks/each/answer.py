@@ -7,7 +7,6 @@ from typing import Annotated, Any, Unpack
 import torch
 from torch import Tensor
 
-from anyformer.evaluate.predict import span_scores
 from anyformer.objectives.answer import Answer, best_spans
 from anyformer.tasks.task import Inputs, Row, RunOptions, Source, TaskRun, start_run
 
@@ -58,7 +57,7 @@ def answer(
     def finish(run: TaskRun, windows: list[list[Any]]) -> list[Any]:
         with torch.inference_mode():
             records = [objective.record(window, None) for own in windows for window in own]
-            scores = iter(span_scores(objective, run.job, records))
+            scores = iter(objective.scores(run.job, records))
         results = []
         for row, own in zip(run.rows, windows, strict=True):
             context = row["context"]

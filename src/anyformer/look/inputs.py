@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import warnings
 from collections.abc import Callable
@@ -13,20 +14,19 @@ import torch
 from torch import Tensor
 
 from anyformer.checkpoint import load, read_spec, spec
-from anyformer.generation import generate
 from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.inputs.image import ENDINGS, Images
+from anyformer.inputs.optional_library import need
 from anyformer.inputs.processor import Processor, processor
 from anyformer.inputs.tokenizer import Tokenizer, check_vocabulary_size
-from anyformer.kernels.hardware import need
 from anyformer.look.sound import Sound
 from anyformer.look.views import Scene
 from anyformer.models import TransformerModule
 from anyformer.models.construct import skeleton
-from anyformer.parts.grid.layout import Grid
+from anyformer.models.model import input_limit
+from anyformer.runtime.grid import Grid
 from anyformer.specs.messages import quote
-from anyformer.tasks.each.transcribe import transcribe
-from anyformer.tasks.task import input_limit
+from anyformer.specs.services import service
 from anyformer.weights import hub
 
 SOUNDS = (".wav", ".flac", ".ogg", ".mp3", ".m4a", ".opus")
@@ -187,7 +187,7 @@ def move_inputs(model: TransformerModule, inputs: dict[str, Any]) -> dict[str, A
 def target_ids(model: TransformerModule, read: Processor, inputs: dict[str, Any], target: str | None) -> Tensor:
     """Return the decoder's token ids (1, T): the start token and the target, or the text that the model generates."""
     if target is None:
-        return generate(model, **inputs, max_new_tokens=MAX_TARGET_TOKENS)[:, :-1]
+        return model.generate(**inputs, max_new_tokens=MAX_TARGET_TOKENS)[:, :-1]
     start = model.spec.start_token
     if start is None:
         raise ValueError("--target: this model's config has no decoder_start_token_id")
@@ -256,7 +256,8 @@ def sound_of(model: TransformerModule, read: Processor, path: Path) -> Sound:
     hop = audio.sampling_rate // 100 if audio.kind == "values" else audio.hop_length
     power = power_of(audio, features)
     high, unit = (len(power) * 0.04, "kHz") if audio.kind == "values" else (len(power), "mel channel")
-    return Sound(power, hop / audio.sampling_rate, high, unit, lambda: transcribe(model, str(path), timestamps=True))
+    words = functools.partial(service("transcribe"), model, str(path), timestamps=True)
+    return Sound(power, hop / audio.sampling_rate, high, unit, words)
 
 
 def png(pixels: Tensor) -> str:

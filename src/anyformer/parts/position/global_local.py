@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from anyformer.parts.embedding.segments import Segments
 from anyformer.parts.position.absolute import AttentionPosition
 from anyformer.parts.position.bias import AttentionPositionModule, distance_in
+from anyformer.parts.position.segments import Segments
 from anyformer.runtime.context import Context, at_places
-from anyformer.runtime.mask import text_positions
+from anyformer.runtime.visibility import text_positions
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Site
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from anyformer.runtime.mask import (
+from anyformer.parts.mask import (
     CAUSAL,
     FULL,
     All,
@@ -31,8 +31,8 @@ from anyformer.runtime.mask import (
     SameDocument,
     Strided,
     Window,
-    see,
-)  # fmt: skip
+)
+from anyformer.runtime.visibility import see  # fmt: skip
 from anyformer.specs.codec import decode, encode
 from small import compiled_equals_eager, context
 

@@ -17,17 +17,18 @@ from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.patches import PatchEmbedding, VideoEmbedding
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.feedforward.moe import MoE, TopK
-from anyformer.parts.grid.layout import AxialRope, Grid, GridVectors, KeyGrid, SeparableLearned, Volume, with_stride
 from anyformer.parts.grid.local_relation import LocalRelation
 from anyformer.parts.grid.merge import Merge
 from anyformer.parts.grid.pooled_attention import GridPool, PooledAttention, Skip
-from anyformer.parts.grid.windows import GridBias, Windows
+from anyformer.parts.grid.windows import Windows
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.bias import Alibi
+from anyformer.parts.position.grid import AxialRope, GridBias, GridVectors, SeparableLearned
 from anyformer.runtime.context import Context
+from anyformer.runtime.grid import Grid, KeyGrid, Volume, with_stride
 from anyformer.specs.part import Site
 from anyformer.stacks.block import Block, Parallel
 from anyformer.stacks.stack import Stack

@@ -9,15 +9,16 @@ transcripts (`wer`, `cer`).
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import string
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from anyformer.kernels.hardware import need
+from anyformer.inputs.optional_library import need
 from anyformer.specs.messages import nearest, quote
 
 Values = Sequence[Any]
@@ -160,63 +161,82 @@ def _error_rate(name: str) -> Metric:
     return score
 
 
-# -- all metrics ------------------------------------------------------------------------------------------------------
+# -- metrics by kind of prediction ------------------------------------------------------------------------------------
 
-METRICS: dict[str, dict[str, Metric]] = {
-    "labels": {
+
+@dataclasses.dataclass(frozen=True)
+class Metrics:
+    """The metrics of one kind of prediction."""
+
+    kind: str  # "labels"
+    functions: Mapping[str, Metric]
+    usual: tuple[str, ...]  # the default metrics; the others need one more library, or two labels
+    trial: tuple[Values, Values]  # predictions that every metric can score, to detect a missing library at once
+    lower_is_better: bool = False
+
+
+LABELS = Metrics(
+    "labels",
+    {
         "accuracy": _sklearn("accuracy_score"),
         "f1": _binary_f1,
         "macro_f1": _sklearn("f1_score", average="macro", zero_division=0),
         "matthews": _sklearn("matthews_corrcoef"),
     },
-    "numbers": {"pearson": _correlation("pearsonr"), "spearman": _correlation("spearmanr")},
-    "tags": {
+    usual=("accuracy", "macro_f1", "matthews"),
+    trial=((0, 1), (0, 1)),
+)
+TWO_LABELS = dataclasses.replace(LABELS, usual=("accuracy", "f1", "matthews"))
+NUMBERS = Metrics(
+    "numbers",
+    {"pearson": _correlation("pearsonr"), "spearman": _correlation("spearmanr")},
+    usual=("pearson", "spearman"),
+    trial=((0.0, 1.0), (0.0, 1.0)),
+)
+TAGS = Metrics(
+    "tags",
+    {
         "f1": _entities("f1_score"),
         "precision": _entities("precision_score"),
         "recall": _entities("recall_score"),
         "accuracy": _word_accuracy,
     },
-    "answers": {"exact_match": _answers(same_answer), "f1": _answers(shared_words)},
-    "texts": {
+    usual=("f1", "precision", "recall", "accuracy"),
+    trial=((("B-a", "O"),), (("B-a", "O"),)),
+)
+ANSWERS = Metrics(
+    "answers",
+    {"exact_match": _answers(same_answer), "f1": _answers(shared_words)},
+    usual=("exact_match", "f1"),
+    trial=(("a",), (("a",),)),
+)
+TEXTS = Metrics(
+    "texts",
+    {
         "bleu": _sacrebleu("BLEU"),
         "bleu_lower": _sacrebleu("BLEU", lowercase=True),
         "bleu_tokenized": _moses,
         "chrf": _sacrebleu("CHRF"),
         **{name: _rouge(name) for name in ("rouge1", "rouge2", "rougeL", "rougeLsum")},
     },
-    "transcripts": {"wer": _error_rate("wer"), "cer": _error_rate("cer")},
-}
-# metrics computed from the mean loss per token
-LOSSES = ("perplexity", "bits_per_byte")
-LOWER_IS_BETTER = ("loss", *LOSSES, "wer", "cer")
-# the default metrics; the others need one more library, or two labels
-USUAL = {
-    "labels": ("accuracy", "macro_f1", "matthews"),
-    "numbers": ("pearson", "spearman"),
-    "tags": ("f1", "precision", "recall", "accuracy"),
-    "answers": ("exact_match", "f1"),
-    "texts": ("bleu", "bleu_lower", "chrf"),
-    "transcripts": ("wer", "cer"),
-}
+    usual=("bleu", "bleu_lower", "chrf"),
+    trial=(("a",), ("a",)),
+)
+TRANSCRIPTS = Metrics(
+    "transcripts",
+    {"wer": _error_rate("wer"), "cer": _error_rate("cer")},
+    usual=("wer", "cer"),
+    trial=(("a",), ("a",)),
+    lower_is_better=True,
+)
 
 
-def check(names: Sequence[str], kind: str | None, losses: Sequence[str]) -> None:
-    """Raise ValueError if a metric does not fit this kind of prediction, or its library is missing."""
-    known = [*METRICS.get(kind or "", {}), *losses]
+def check(names: Sequence[str], metrics: Metrics | None, losses: Sequence[str]) -> None:
+    """Raise ValueError if a metric is neither in `metrics` nor in `losses`, or its library is missing."""
+    known = [*(metrics.functions if metrics else ()), *losses]
     for name in names:
         if name not in known:
             there = f"; {nearest(name, known)}" if known else ": it has no metrics"
-            raise ValueError(f"metrics: no {quote(name)} for {kind or 'this objective'}{there}")
-        if name not in losses:
-            METRICS[kind or ""][name](*_TRIAL[kind or ""])
-
-
-# predictions of each kind that every metric can score, to detect a missing library at once
-_TRIAL: dict[str, tuple[Values, Values]] = {
-    "labels": ((0, 1), (0, 1)),
-    "numbers": ((0.0, 1.0), (0.0, 1.0)),
-    "tags": ((("B-a", "O"),), (("B-a", "O"),)),
-    "answers": (("a",), (("a",),)),
-    "texts": (("a",), ("a",)),
-    "transcripts": (("a",), ("a",)),
-}
+            raise ValueError(f"metrics: no {quote(name)} for {metrics.kind if metrics else 'this objective'}{there}")
+        if metrics is not None and name not in losses:
+            metrics.functions[name](*metrics.trial)

@@ -1,112 +1,26 @@
-"""Grids of image and video tokens, and positions on them.
+"""Positions on grids of image and video tokens.
 
-B batch, T tokens, N tokens of the grid, P prefix tokens before the grid, H heads, K head width, C channels.
+B batch, T tokens, N tokens of the grid, H heads, K head width.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.parts.position.absolute import AttentionPosition, AttentionPositionModule, Learned, check_positions
+from anyformer.parts.computed import Computed
+from anyformer.parts.position.absolute import AttentionPosition, Learned, check_positions
+from anyformer.parts.position.bias import AttentionPositionModule, HeadwisePosition
 from anyformer.parts.position.rotary import Rope, RopeModule
 from anyformer.runtime.context import Context
+from anyformer.runtime.grid import NEEDS, Grid, KeyGrid, Sides, layout
 from anyformer.specs.checks import at_least, positive
-from anyformer.specs.part import Part, Site
-
-Sides = tuple[int, ...]  # (rows, columns), or (frames, rows, columns) of a video
-
-
-class Grid(NamedTuple):
-    """The grid of an image's tokens, which are in row-major order."""
-
-    rows: int
-    columns: int
-
-
-class Volume(NamedTuple):
-    """The grid of a video's tokens, frame by frame."""
-
-    frames: int
-    rows: int
-    columns: int
-
-
-Layout = Grid | Volume
-NEEDS = {2: "an image", 3: "a video"}  # number of sides -> what a Part requires from the embedding
-
-
-class KeyGrid(NamedTuple):
-    """The grid of the keys, if it differs from the grid of the queries."""
-
-    grid: Layout
-
-
-def laid_out(*sides: int) -> Layout:
-    return Grid(*sides) if len(sides) == 2 else Volume(*sides)
-
-
-def layout(ctx: Context) -> Layout:
-    """Return the grid of this pass's tokens (prefix tokens precede it)."""
-    grid = ctx.extra(Grid) or ctx.extra(Volume)
-    assert grid is not None, "these tokens are not in a grid"
-    return grid
-
-
-def on_grid(x: Tensor, grid: Layout, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply `change` to the grid of x (B, P + N, C), as (B, C, ...); prefix tokens are kept. Returns (B, P + M, C)."""
-    before, x = x[:, : -math.prod(grid)], x[:, -math.prod(grid) :]
-    x = change(x.transpose(1, 2).unflatten(2, grid)).flatten(2).transpose(1, 2)
-    return torch.cat((before, x), dim=1) if before.shape[1] else x
-
-
-def as_image(x: Tensor, grid: Layout | None) -> Tensor:
-    """(B, N, D) -> (B, D, rows, columns)"""
-    assert grid is not None
-    return x.transpose(1, 2).unflatten(2, grid).contiguous()
-
-
-def partition(x: Tensor, size: int) -> Tensor:
-    """Cut x (B, rows, columns, D) into windows of `size` x `size`: (B, windows, T, D), both in row-major order."""
-    B, rows, columns, D = x.shape
-    cut = x.reshape(B, rows // size, size, columns // size, size, D).transpose(2, 3)
-    return cut.reshape(B, -1, size * size, D)
-
-
-class Down(Part):
-    """Base class of steps between stages. The module maps x (B, N, D), its grid and the `Context` to a wider x or a
-    coarser grid, and returns both."""
-
-    def coarser(self, grid: Grid) -> Grid:
-        """Return the grid after this step."""
-        raise NotImplementedError
-
-    def out_width(self, width: int) -> int:
-        raise NotImplementedError
-
-
-def strided_grid(grid: Layout, stride: Sides) -> Layout:
-    """Return the grid of every `stride`-th token along each side."""
-    return laid_out(*(-(-side // step) for side, step in zip(grid, stride, strict=True))) if stride else grid
-
-
-def with_stride(ctx: Context, stride: Sides) -> Context:
-    """Return the context of every `stride`-th token along each side of the grid."""
-
-    def make() -> Context:
-        grid = layout(ctx)
-        after = strided_grid(grid, stride)
-        before = ctx.index.shape[-1] - math.prod(grid)
-        index = torch.arange(before + math.prod(after), device=ctx.index.device)
-        return ctx.replace(after, index=index, positions=index[None], shared={})
-
-    return ctx if math.prod(stride) == 1 else ctx.once(f"stride {stride}", make)
+from anyformer.specs.part import Site
 
 
 class SeparableLearned(Learned, sees="itself", called=("separable positions",)):
@@ -237,3 +151,87 @@ def interpolate_rows(table: Tensor, rows: int) -> Tensor:
     if table.shape[0] == rows:
         return table
     return F.interpolate(table.t()[None], size=rows, mode="linear")[0].t()
+
+
+class GridBias(HeadwisePosition, sees="itself", called=("Swin bias", "2D relative bias")):
+    """One learned scalar per head and per offset in rows and columns, for grids up to `size` x `size`
+    [Liu et al. 2021]."""
+
+    requires: ClassVar[tuple[str, ...]] = ("a grid",)
+
+    size: int
+
+    def build(self, site: Site) -> nn.Module:
+        return GridBiasModule(self)
+
+
+class ContinuousGridBias(GridBias, sees="itself", called=("Swin V2 bias", "log-spaced bias")):
+    """A small MLP of the logarithms of both offsets computes the scalars, so that they extend to windows of other sizes
+    than in pretraining [Liu et al. 2022]. The scalars are between 0 and `most`."""
+
+    learned: int = 0  # window size in pretraining; 0: `size`
+    width: int = 512  # inner width of the MLP
+    most: float = 16.0
+
+    def check(self) -> None:
+        at_least(self, 1, "num_heads", "size", "width")
+        at_least(self, 0, "learned")
+        if self.learned == 1:
+            raise ValueError("ContinuousGridBias.learned is 1: a window of one token has no offsets to learn from")
+
+    def build(self, site: Site) -> nn.Module:
+        return ContinuousGridBiasModule(self)
+
+
+class GridBiasModule(AttentionPositionModule):
+    def __init__(self, part: GridBias) -> None:
+        super().__init__()
+        self.size = part.size
+        self.whole = Computed(lambda: offsets(part.size, part.size, part.size))  # of windows of the largest size
+        self.fill(part)
+
+    def fill(self, part: Any) -> None:
+        self.weight = nn.Parameter(torch.zeros((2 * part.size - 1) ** 2, part.num_heads))
+
+    def table(self) -> Tensor:
+        """(offsets, H)"""
+        return self.weight
+
+    def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
+        return q, F.embedding(self.rows(ctx), self.table()).permute(2, 0, 1).contiguous()[None]  # (1, H, T, T)
+
+    def rows(self, ctx: Context) -> Tensor:
+        """Return the row of the table for each query and key, (T, T)."""
+        grid = ctx.extra(Grid)
+        if grid is None or max(grid) > self.size:
+            size = "no grid" if grid is None else f"a grid of {grid.rows} x {grid.columns}"
+            raise ValueError(f"GridBias needs a grid of at most {self.size} x {self.size}, got {size}")
+        if min(grid) == self.size:
+            return self.whole()
+        make = functools.partial(offsets, *grid, self.size, ctx.index.device)
+        return ctx.once(f"offsets {self.size}", make)
+
+
+def offsets(rows: int, columns: int, size: int, device: torch.device | None = None) -> Tensor:
+    """Return the table row of the offset between each query and key, (T, T); the table covers `size` x `size`."""
+    index = torch.arange(rows * columns, device=device)
+    down, right = ((at[:, None] - at) + size - 1 for at in (index // columns, index % columns))
+    return down * (2 * size - 1) + right
+
+
+class ContinuousGridBiasModule(GridBiasModule):
+    def fill(self, part: Any) -> None:
+        self.up, self.down = nn.Linear(2, part.width), nn.Linear(part.width, part.num_heads, bias=False)
+        self.most, self.offsets = part.most, Computed(lambda: logarithms(part.size, part.learned or part.size))
+
+    def table(self) -> Tensor:
+        offsets = self.offsets().to(self.up.weight.dtype)
+        return self.most * self.down(F.relu(self.up(offsets))).sigmoid()
+
+
+def logarithms(size: int, learned: int) -> Tensor:
+    """Return the log-spaced row and column of every offset, ((2 size - 1)^2, 2). The largest offset of a window of size
+    `learned` is about 1."""
+    line = 8 * torch.arange(1 - size, size, dtype=torch.float32) / max(learned - 1, 1)
+    line = line.sign() * (line.abs() + 1).log2() / math.log2(8)
+    return torch.cartesian_prod(line, line).view(-1, 2)

@@ -12,18 +12,15 @@ import torch
 from torch import nn
 
 from anyformer.data import Data, Loader, Plan, Source
-from anyformer.data.prepare import prepare_split
+from anyformer.data.prepare import length_limit, prepare_split
 from anyformer.data.source import lines
 from anyformer.evaluate import Evaluation, mean_losses
 from anyformer.evaluate.by_position import PositionLoss, losses_by_position
-from anyformer.evaluate.predict import Predictions, Predictor
 from anyformer.inputs.tokenizer import Tokenizer, check_vocabulary_size
 from anyformer.models import TransformerModule, position_limit
 from anyformer.objectives.causal import NextToken
-from anyformer.objectives.objective import Objective
+from anyformer.objectives.objective import Objective, Predictions, Predictor
 from anyformer.specs.messages import quote
-from anyformer.train.run import Run
-from anyformer.train.start import length_limit
 
 SPLITS = ("test", "valid", "train")
 
@@ -37,12 +34,12 @@ def select_split(data: Data, split: str | None) -> tuple[str, Source]:
     return split, splits[split]
 
 
-def tokenizer_in(folder: Path, run: Run) -> Tokenizer | None:
-    """Load the tokenizer of a model's folder; None if the run reads images, audio or numbers instead of text."""
+def tokenizer_in(folder: Path, required: bool) -> Tokenizer | None:
+    """Load the tokenizer of a model's folder; None if it has none and none is required."""
     try:
         return Tokenizer.load(folder)
     except FileNotFoundError:
-        if run.vocabulary is not None:
+        if required:
             raise
         return None
 
@@ -68,14 +65,15 @@ def loss_module(model: TransformerModule, task: Objective) -> nn.Module:
 
 @contextlib.contextmanager
 def split_batches(
-    model: TransformerModule, run: Run, split: str, evaluation: Evaluation, size: int
+    model: TransformerModule, split: str, evaluation: Evaluation, size: int, length: int | None, seed: int
 ) -> Iterator[Callable[[Objective], Loader]]:
-    """Prepare a split and yield a function that loads an objective's batches of `size` examples, each example once."""
+    """Prepare a split and yield a function that loads an objective's batches of `size` examples, each example once.
+    `length` is the number of tokens of a packed row."""
     check_vocabulary_size(model, evaluation.tokenizer)
     task = evaluation.task
     check_label_order(model, task.labels)
     pad = 0 if evaluation.tokenizer is None else evaluation.tokenizer.filler
-    length = length_limit(run, model.spec) if task.packs else position_limit(model.spec)
+    length = length_limit(model.spec, length, task) if task.packs else position_limit(model.spec)
     with tempfile.TemporaryDirectory(prefix="anyformer-eval-") as folder, torch.inference_mode():
         unfit = "skip" if evaluation.skip else "error"
         records = prepare_split(split, evaluation.source, unfit, task, evaluation.tokenizer, Path(folder), length, None)
@@ -83,7 +81,7 @@ def split_batches(
         row = task.reads(length) if task.packs and length is not None else length
 
         def batches(objective: Objective) -> Loader:
-            plan = Plan(records, seed=run.seed, examples=size, length=row, packs=task.packs, once=True)
+            plan = Plan(records, seed=seed, examples=size, length=row, packs=task.packs, once=True)
             return Loader(plan, objective, pad=pad)
 
         yield batches
@@ -91,37 +89,44 @@ def split_batches(
 
 def evaluate(
     model: TransformerModule,
-    run: Run,
     split: str,
     evaluation: Evaluation,
     *,
     size: int = 32,
+    length: int | None = None,
+    seed: int = 0,
     num_beams: int = 1,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[str, float]:
-    """Return the loss, without label smoothing, and the metrics of an evaluation, in batches of `size` examples."""
+    """Return the loss, without label smoothing, and the metrics of an evaluation, in batches of `size` examples.
+    `length` is the number of tokens of a packed row; `seed` selects random masks."""
     trained = loss_module(model, evaluation.task)
-    with split_batches(model, run, split, evaluation, size) as loader_for:
-        plain = evaluation.plain
+    with split_batches(model, split, evaluation, size, length, seed) as loader_for:
+        plain = evaluation.task.plain
         with loader_for(plain) as batches:
             terms = mean_losses(lambda batch, _: plain.losses(trained, batch), plain, batches, model.device)
         loss = sum(terms.values())
         scores = {"loss": loss, **(terms if len(terms) > 1 else {})}
         pad = 0 if evaluation.tokenizer is None else evaluation.tokenizer.filler
         job = Predictor(model, evaluation.tokenizer, pad, size=size, num_beams=num_beams, progress=progress)
-        if not evaluation.names and evaluation.kind is not None:  # predictions only, for scoring elsewhere
+        if not evaluation.names and evaluation.metrics is not None:  # predictions only, for scoring elsewhere
             evaluation.ask(job)
         return scores | evaluation(job, lambda objective: loss)
 
 
 def evaluate_by_position(
-    model: TransformerModule, run: Run, split: str, evaluation: Evaluation, size: int = 32
+    model: TransformerModule,
+    split: str,
+    evaluation: Evaluation,
+    size: int = 32,
+    length: int | None = None,
+    seed: int = 0,
 ) -> list[PositionLoss]:
     """Return the loss of a next-token objective by token index."""
     task = evaluation.task
     if not isinstance(task, NextToken):
         raise ValueError(f"--by position needs a model that learns the next token, not {type(task).__name__}")
-    with split_batches(model, run, split, evaluation, size) as loader_for, loader_for(task) as steps:
+    with split_batches(model, split, evaluation, size, length, seed) as loader_for, loader_for(task) as steps:
         each = (batch for step in steps for batch, real in zip(step.batches, step.real, strict=True) if real)
         return losses_by_position(model, each)
 
