@@ -154,7 +154,7 @@ NOT_FOR_TEXT = {  # of images and sound, or of a stack of another shape: those s
     "GaussianLatent", "KLEmbedding", "KLDecoder",
     "AdaptiveNorm", "Gated", "StepAndLabel", "NoisyEmbedding", "Sinusoidal2D", "PairEmbedding",
     "Tower", "SegmentEmbedding", "Perceiver", "RowNorm", "TwoStreams", "OrderedText",
-    "TransparentAttention",
+    "TransparentAttention", "PrefixTokens",
 }  # fmt: skip
 SWAPS = [(slot, kind) for slot, kinds in SLOTS.items() for kind in kinds]
 

@@ -89,7 +89,7 @@ def pixel_class(patch: int, stride: int) -> Class:
 def tokens(*names: str) -> Callable[[str, Any], list[Rule]]:
     """Rules of the learned tokens before the patches, which are published as separate tensors."""
     return lambda theirs, spec: [
-        Concat([f"{theirs}.{name}" for name in names], "embedding.prefix", [1] * len(names), dim=1)
+        Concat([f"{theirs}.{name}" for name in names], "embedding.prefix.0.weight", [1] * len(names), dim=1)
     ]
 
 
