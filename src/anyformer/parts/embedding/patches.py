@@ -31,9 +31,9 @@ Size = tuple[int, int]  # rows, columns
 
 
 class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
-    """One vector per image patch, after the learned tokens of `prefix` [Dosovitskiy et al. 2021]. If positions are learned, an
-    image whose size is not `image_size` needs `interpolate_pos_encoding=True`. `attention_mask` hides tokens; Parts
-    that need a grid do not support it."""
+    """One vector per image patch, after the learned tokens of `prefix` [Dosovitskiy et al. 2021]. If positions are
+    learned, an image whose size is not `image_size` needs `interpolate_pos_encoding=True`. `attention_mask` hides
+    tokens; Parts that need a grid do not support it."""
 
     inputs: ClassVar[tuple[str, ...]] = (
         "pixel_values",
@@ -73,7 +73,7 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
 
     @property
     def gives(self) -> tuple[str, ...]:
-        features = {"an image": True, "a grid": not self.prefix, "a second token": self.num_prefix > 1}
+        features = {"an image": True, "a grid": not self.num_prefix, "a second token": self.num_prefix > 1}
         return tuple(name for name, given in {**features, "a mask token": self.mask_token}.items() if given)
 
     @property
@@ -171,9 +171,7 @@ class PatchEmbeddingModule(nn.Module):
         self.patch = kind(part.channels, site.width, part.kernels, part.steps, part.edges, bias=part.bias)
         self.norm = part.norm.build(site.child("norm")) if part.norm else None
         self.mask_token = nn.Parameter(torch.zeros(site.width)) if part.mask_token else None
-        self.prefix: Any = nn.ModuleList(
-            each.build(site.child(f"prefix.{i}")) for i, each in enumerate(part.prefix)
-        )
+        self.prefix: Any = nn.ModuleList(each.build(site.child(f"prefix.{i}")) for i, each in enumerate(part.prefix))
         self.all_positioned = all(each.position for each in part.prefix)
         self.position: Any = part.position.build(site.child("position")) if part.position else None
         self.out_norm = part.out_norm.build(site.child("out_norm")) if part.out_norm else None
@@ -236,12 +234,14 @@ class PatchEmbeddingModule(nn.Module):
     def positions(self, table: Tensor, grid: Layout, size: tuple[int, ...], inputs: dict[str, Any]) -> Tensor:
         """Return the position vectors of a grid, rows of the prefix first; `size` is the input's size in pixels."""
         count = math.prod(self.part.grid)
-        if inputs.get("interpolate_pos_encoding", False):
+        position = self.part.position
+        assert isinstance(position, Learned)
+        if position.always_resized or inputs.get("interpolate_pos_encoding", False):
             if grid == self.part.grid:
                 return table
             image = table[-count:].float().t().unflatten(1, self.part.grid)[None]  # (1, D, rows, columns)
-            resized = F.interpolate(image, size=grid, mode="bicubic")[0].flatten(1).t().to(table.dtype)
-            return torch.cat((table[:-count], resized))
+            resized = F.interpolate(image, size=grid, mode="bicubic", antialias=position.antialias)
+            return torch.cat((table[:-count], resized[0].flatten(1).t().to(table.dtype)))
         if math.prod(grid) != count or (size != self.part.sides and not self.part.pad):
             fix = "; give interpolate_pos_encoding=True" if "interpolate_pos_encoding" in self.part.inputs else ""
             raise ValueError(
@@ -266,6 +266,8 @@ class VideoEmbedding(PatchEmbedding, sees="all", called=("tubelets", "space-time
     def check(self) -> None:
         super().check()
         chance(self, "token_drop")
+        if isinstance(self.position, Learned) and self.position.always_resized:
+            raise ValueError("VideoEmbedding.position: only positions of images can be resized; use Learned")
         if self.token_drop and (self.mask_token or self.prefix):
             raise ValueError("VideoEmbedding.token_drop cannot be used with mask_token or prefix")
 

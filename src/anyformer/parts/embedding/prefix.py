@@ -18,7 +18,7 @@ class PrefixTokens(
     position: bool = True  # whether learned positions have a row for each of these tokens
 
     def check(self) -> None:
-        at_least(self, 1, "count")
+        at_least(self, 0, "count")
 
     def build(self, site: Site) -> nn.Module:
         return PrefixTokensModule(self, site.width)
