@@ -5,6 +5,7 @@ from __future__ import annotations
 from anyformer.families.base.family import Size
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, Entry, activation, entry, parameter, rules_of, split
+from anyformer.families.shared.vision import BACKBONE
 from anyformer.families.vit import INNER, LAYER, VIT
 from anyformer.models import Model
 from anyformer.parts import MLP, Attention, Block, GatedMLP, LayerNorm, LayerScale, Pool, PooledOutput
@@ -14,6 +15,7 @@ from anyformer.specs.addresses import edit, value_at
 from anyformer.stacks.constant_drop import ConstantDropSublayer as Sublayer
 from anyformer.weights.rules import Rule
 
+THEIRS, STEPS, OP = "~encoder.layer.{i}", f"{LAYER}.{{attention,feedforward}}", f"{LAYER}.feedforward.op"
 NORM, SCALE, FIRST = LayerNorm(eps=1e-6), LayerScale(start=1.0), Pool(take="first")
 LAYERS = Block(
     attention=Sublayer(pre_norm=NORM, op=Attention(num_heads=12, bias="qkvo"), residual=SCALE),
@@ -43,9 +45,8 @@ def mlp_ratio(spec: Model) -> float:
 
 
 def feedforward(theirs: str, spec: Model) -> list[Rule]:
-    ours = f"{LAYER}.feedforward.op"
-    gated = {f"{theirs}.weights_in": split(f"{ours}.{{gate,up}}"), f"{theirs}.weights_out": f"{ours}.down"}
-    return [*rules_of(gated if is_gated(spec) else {f"{theirs}.{{fc1,fc2}}": f"{ours}.{{up,down}}"}, spec)]
+    gated = {f"{theirs}.weights_in": split(f"{OP}.{{gate,up}}"), f"{theirs}.weights_out": f"{OP}.down"}
+    return [*rules_of(gated if is_gated(spec) else {f"{theirs}.{{fc1,fc2}}": f"{OP}.{{up,down}}"}, spec)]
 
 
 def size(width: int, depth: int, published: float, gated: bool = False) -> Size:
@@ -53,10 +54,7 @@ def size(width: int, depth: int, published: float, gated: bool = False) -> Size:
     return Size({**sizes, "use_swiglu_ffn": gated, "image_size": 518, "patch_size": 14}, published)
 
 
-THEIRS, STEPS = "~encoder.layer.{i}", f"{LAYER}.{{attention,feedforward}}"
-VIT_ONLY = ("layernorm_before", "layernorm_after", "intermediate.dense", "}.output.dense", "pooler.dense")
-BACKBONE = ("out_features", "out_indices", "_out_features", "_out_indices", "stage_names", "apply_layernorm",
-            "reshape_hidden_states")  # fmt: skip
+VIT_ONLY = ("layernorm_before", "layernorm_after", "intermediate.dense", "{i}.output.dense", "pooler.dense")
 DINOV2 = VIT.but(
     "dinov2",
     about="image encoders trained without labels",
@@ -70,12 +68,11 @@ DINOV2 = VIT.but(
         "mlp_ratio": entry(path=mlp_ratio),
         "hidden_act": activation(f"{INNER}[MLP].activation"),
         "use_swiglu_ffn": Entry(False, is_gated, build=build_feedforward),
-        "hidden_dropout_prob": "embedding.dropout",
+        "hidden_dropout_prob": "embedding.dropout", "use_mask_token": "embedding.mask_token",
         "drop_path_rate": "encoder.layers.*.drop_path",
         "layerscale_value": "encoder.layers.*.residual.start",
-        "use_mask_token": "embedding.mask_token",
         "tie_last_hidden_states": Ignored(None, "hidden states are the encoder's, before the norm"),
-        **dict.fromkeys(BACKBONE, Ignored(None, "read only by Dinov2Backbone")),
+        **dict.fromkeys((*BACKBONE, "apply_layernorm", "reshape_hidden_states"), BACKBONE["stage_names"]),
         **dict.fromkeys(("intermediate_size", "encoder_stride", "pooler_output_size", "pooler_act", "has_pooler")),
     },
     weights={

@@ -32,7 +32,8 @@ from anyformer.specs.part import Part, Sees, Site, farthest, walk
 GIVERS = {
     "an image": "PatchEmbedding", "a video": "VideoEmbedding", "a grid": "PatchEmbedding(prefix=())",
     "a second token": "PatchEmbedding(prefix=(PrefixTokens(count=2),))", "a row of tokens": "TextEmbedding",
-    "a mask token": "PatchEmbedding(mask_token=True)", "token ids": "TextEmbedding", "segments": "TextEmbedding(segments=2)",
+    "a mask token": "PatchEmbedding(mask_token=True)", "token ids": "TextEmbedding",
+    "segments": "TextEmbedding(segments=2)",
     "global tokens": "GlobalTextEmbedding", "a waveform": "WaveformEmbedding", "time steps": "TrajectoryEmbedding",
     "pairs": "PairEmbedding", "two towers": "TwoTowerModel", "three towers": "ThreeTowerModel",
     "hidden spans": "HiddenSpansModel",
