@@ -86,7 +86,7 @@ ROUTERS: dict[str, dict[str, Any]] = {
     "NoisyTopK": {"top_k": 2},
 }
 POSITIONS: dict[str, dict[str, Any]] = {
-    "Learned": {"length": 32}, "AxialLearned": {"shape": [4, 8], "widths": [6, 10]},
+    "Learned": {"length": 32}, "ResizedLearned": {"length": 32}, "AxialLearned": {"shape": [4, 8], "widths": [6, 10]},
     "SeparableLearned": {"length": 32, "frames": 4}, "Sinusoidal": {"length": 32},
     "Sinusoidal2D": {"rows": 6, "columns": 6}, "Integer": {},
     "Binary": {"bits": 6}, "Convolutional": {"kernel": 4, "groups": 4},
@@ -154,7 +154,7 @@ NOT_FOR_TEXT = {  # kinds for images and audio, or for stacks of a different sha
     "GaussianLatent", "KLEmbedding", "KLDecoder",
     "AdaptiveNorm", "Gated", "StepAndLabel", "NoisyEmbedding", "Sinusoidal2D", "PairEmbedding",
     "Tower", "SegmentEmbedding", "Perceiver", "RowNorm", "TwoStreams", "OrderedText",
-    "TransparentAttention",
+    "TransparentAttention", "PrefixTokens", "ConstantDropSublayer",
 }  # fmt: skip
 SWAPS = [(slot, kind) for slot, kinds in SLOTS.items() for kind in kinds]
 

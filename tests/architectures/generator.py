@@ -287,6 +287,14 @@ def patch_positions(draw: Draw, slot: Slot) -> dict[str, Any] | None:
     return None if draw(st.booleans()) else made
 
 
+def prefix_tokens(draw: Draw, slot: Slot) -> list[dict[str, Any]]:
+    """At most two groups of tokens; those without a position are registers."""
+    return [
+        {"kind": "PrefixTokens", "count": draw(st.integers(1, 2)), "position": draw(st.booleans())}
+        for _ in range(draw(st.integers(0, 2)))
+    ]
+
+
 def stem(draw: Draw, slot: Slot) -> dict[str, Any]:
     layers = draw(st.integers(1, 2))
     made = {name: [draw(st.sampled_from(values)) for _ in range(layers)] for name, values in STEM.items()}
@@ -400,7 +408,7 @@ FIELDS: dict[str, Any] = {
     "ClassifyHead.problem": KEPT, "ClassifyHead.shares": KEPT, "PixelHead.stride": st.sampled_from((4, 2)),
     "PixelHead.patch_size": patch,
     "PatchEmbedding.image_size": st.just(list(IMAGE)), "PatchEmbedding.position": patch_positions,
-    "PatchEmbedding.prefix": st.integers(0, 2), "Convolution.kernel": st.sampled_from((1, 3)),
+    "PatchEmbedding.prefix": prefix_tokens, "Convolution.kernel": st.sampled_from((1, 3)),
     "Convolutions.layers": convolutions(1), "ConvolutionEmbedding.layers": convolutions(2, mixes=False),
     "ConvolutionEmbedding.image_size": st.just(list(IMAGE)), "ConvolutionEmbedding.pool": st.sampled_from((None, 1, 3)),
     "LayersDown.layers": convolutions(2), "LayersDown.pool": st.sampled_from((None, 1, 3)),

@@ -303,7 +303,8 @@ def mask_for(spec: Any, inputs: dict[str, Any]) -> Tensor | None:
         return None
     first = inputs[read.inputs[0]]
     if "an image" in read.gives:
-        shape: tuple[int, ...] = (len(first), getattr(read, "prefix", 0) + math.prod(read.grid))
+        patches = math.prod(side // step for side, step in zip(first.shape[2:], read.patch_size, strict=True))
+        shape: tuple[int, ...] = (len(first), read.num_prefix + patches)
     elif "time steps" in read.gives:
         shape = tuple(first.shape[:2])
     else:

@@ -55,6 +55,7 @@ STANDS_FOR: dict[str, str] = {
     "PerceiverForMaskedLM": "Perceiver",
     "ViTForImageClassification": "patches, class head",
     "DeiTForImageClassificationWithTeacher": "distillation token",
+    "Dinov2WithRegistersForImageClassification": "registers, LayerScale, class token and patches",
     "SwinModel": "windows with a grid bias",
     "Swinv2ForMaskedImageModeling": "continuous grid bias, post-norm on the branch, pixel head",
     "ResNetModel": "convolutions in stages",

@@ -60,7 +60,7 @@ def test_positions_of_a_grid_that_is_not_square(case: Case) -> None:
 def test_hidden_patches_change_nothing(case: Case) -> None:
     """A token that attention_mask hides has no effect; a row that sees nothing gives finite values."""
     model, pixels = shared(case), picture(32, 32)
-    before = model.spec.embedding.prefix
+    before = model.spec.embedding.num_prefix
     mask = torch.ones(2, before + 16, dtype=torch.long)
     mask[0, before + 3] = 0  # rows 0 to 7, columns 24 to 31
     other = pixels.clone()
@@ -133,8 +133,8 @@ def test_clear_errors(case: Case) -> None:
 
 
 def test_what_needs_a_grid_takes_no_tokens_before_it() -> None:
-    with pytest.raises(ValueError, match=r"Stages .*grid.*PatchEmbedding.*prefix=0"):
-        af.override(af.spec("swin-tiny"), {"embedding.prefix": 1})
+    with pytest.raises(ValueError, match=r"Stages .*grid.*PatchEmbedding.*prefix=\(\)"):
+        af.override(af.spec("swin-tiny"), {"embedding.prefix": [{"kind": "PrefixTokens"}]})
     with pytest.raises(ValueError, match="grid"):
         swin = next(case for case in every_case() if case.id == "SwinModel")
         spec = shared(swin).spec

@@ -60,7 +60,7 @@ def stack(*ops: Any) -> Stack:
 
 @pytest.mark.parametrize("embedding, op, head, line", [
     (TEXT, Windows(mixer=MLP(width=4), size=2), None, "encoder.layers.step0.op: Windows needs a grid, which"
-     r" TextEmbedding does not give; PatchEmbedding\(prefix=0\) does"),
+     r" TextEmbedding does not give; PatchEmbedding\(prefix=\(\)\) does"),
     (TEXT, Attention(num_heads=2, position=GridBias(num_heads=2, size=2)), None, "position: GridBias needs a grid"),
     (TEXT, LocalAttention(num_heads=2, window=2), None, "needs global tokens, .*; GlobalTextEmbedding does"),
     (TEXT, MLP(width=4), PixelHead(channels=3, stride=2, patch_size=(2, 2)), "head: PixelHead needs an image"),

@@ -93,7 +93,7 @@ def embedding_flow(part: Embedding, width: int, symbol: str, prefix: str = "") -
     vectors, any_length = part.vectors(MANY), any(MANY in shape for shape in shapes.values())
     length = in_terms(vectors, symbol) if any_length else number(vectors)
     grid = part.grid if isinstance(part, (PatchEmbedding, GridEmbedding)) else None
-    return Flow(title, phrases, note, length, grid, part.prefix)
+    return Flow(title, phrases, note, length, grid, part.num_prefix)
 
 
 def in_terms(count: int, symbol: str) -> str:

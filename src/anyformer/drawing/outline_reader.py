@@ -132,12 +132,13 @@ class OutlineReader:
         rows, separate = [], [*apart]
         for each in modules:
             inner, at = fields.get(each), f"{address}.{each}"
-            if isinstance(inner, Part):
-                separate.append(inner)
-                row = self.card(inner, at, role, width)
-                plain = field_words(each) in name(inner).lower()
+            inside = [(at, inner)] if isinstance(inner, Part) else [*parts_in(inner, at)] if type(inner) is tuple else []
+            for place, item in inside:
+                separate.append(item)
+                row = self.card(item, place, role, width)
+                plain = field_words(each) in name(item).lower()
                 rows.append(row if plain else dataclasses.replace(row, title=f"{field_words(each)}: {row.title}"))
-            else:
+            if not inside:
                 title = describe_int(each, inner, part, width) if type(inner) is int else field_words(each)
                 rows.append(Card(at, role, title, (), self.note(at)))
         rest = self.card(part, address, role, width, tuple(separate))

@@ -10,6 +10,7 @@ from anyformer.families.shared.vision import square
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.patches import PatchEmbedding
+from anyformer.parts.embedding.prefix import PrefixTokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.classify import PooledOutput
 from anyformer.parts.head.pool import Pool
@@ -25,7 +26,7 @@ TEMPLATE = EncoderModel(
     embedding=PatchEmbedding(
         image_size=(224, 224),
         patch_size=(32, 32),
-        prefix=1,
+        prefix=(PrefixTokens(),),
         bias=False,
         pad=False,
         position=Learned(length=49, offset=1),
@@ -39,7 +40,7 @@ TEMPLATE = EncoderModel(
         ),
         shows="stream",
     ),
-    init=init(768, 12, more={"embedding.prefix": Normal(std=768**-0.5)}),
+    init=init(768, 12, more={"embedding.prefix.*": Normal(std=768**-0.5)}),
 )
 POOL = Pool(take="first", norm=NORM)
 
@@ -47,7 +48,7 @@ POOL = Pool(take="first", norm=NORM)
 def image_init(c: Config) -> dict[str, Initializer]:
     first = Normal(std=c.hidden_size**-0.5 * c.initializer_factor)
     sizes = c.hidden_size, c.num_hidden_layers, c.initializer_factor, c.initializer_range
-    return init(*sizes, more={"embedding.prefix": first})
+    return init(*sizes, more={"embedding.prefix.*": first})
 
 
 def initializer_range(spec: Model) -> float:
@@ -75,7 +76,7 @@ IMAGE = TEXT.but(
     computed={"embedding.position.length": lambda c: (c.image_size // c.patch_size) ** 2, "init": image_init},
     weights={
         "~embeddings.patch_embedding": "embedding.patch",
-        "~embeddings.class_embedding": parameter("embedding.prefix", (-1,)),
+        "~embeddings.class_embedding": parameter("embedding.prefix.0.weight", (-1,)),
         "~pre_layrnorm": "embedding.out_norm",
         "~post_layernorm": "head.pool.norm",
         "visual_projection": "head.project",

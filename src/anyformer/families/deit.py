@@ -10,7 +10,7 @@ from anyformer.parts.head.image import DistilledHead
 DEIT = VIT.but(
     "deit",
     about="image encoders with a distillation token",
-    changes={"embedding.prefix": 2, "embedding.position.offset": 2},
+    changes={"embedding.prefix.0.count": 2, "embedding.position.offset": 2},
     classes={
         "DeiTForImageClassificationWithTeacher": Class(
             DistilledHead(num_labels=2), "cls_classifier", weights={"distillation_classifier": "head.distilled"}

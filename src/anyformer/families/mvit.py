@@ -12,6 +12,7 @@ from anyformer.families.base.template import Config
 from anyformer.families.shared import mvit
 from anyformer.models import Model
 from anyformer.parts.embedding.patches import VideoEmbedding
+from anyformer.parts.embedding.prefix import PrefixTokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.grid.pooled_attention import PooledAttention
 from anyformer.parts.head.pool import Pool
@@ -34,7 +35,7 @@ def describe(c: Config) -> Model:
         frames=c.temporal_size,
         image_size=tuple(c.spatial_size),
         pad=False,
-        prefix=1,
+        prefix=(PrefixTokens(),),
         frame_step=c.patch_embed_stride[0],
         patch_size=tuple(c.patch_embed_stride[1:]),
         frame_kernel=c.patch_embed_kernel[0],
@@ -100,7 +101,7 @@ def rules(spec: Model) -> list[Rule]:
         names |= {f"attn.pool_{letter}.norm_act.0": f"attention.op.{name}.norm"}
     return [
         Rename("conv_proj.{p}", "embedding.patch.{p}"),
-        Reshape("pos_encoding.class_token", "embedding.prefix", (spec.width,)),
+        Reshape("pos_encoding.class_token", "embedding.prefix.0.weight", (spec.width,)),
         Reshape("pos_encoding.class_pos", "embedding.position.before", (spec.width,)),
         Rename("pos_encoding.temporal_pos", "embedding.position.frames"),
         Rename("pos_encoding.spatial_pos", "embedding.position.places"),

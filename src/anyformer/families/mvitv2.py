@@ -13,6 +13,7 @@ from anyformer.families.base.template import Config
 from anyformer.families.shared import mvit
 from anyformer.models import Model
 from anyformer.parts.embedding.patches import PatchEmbedding
+from anyformer.parts.embedding.prefix import PrefixTokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.grid.pooled_attention import GridPool, PooledAttention
 from anyformer.parts.head.pool import Pool
@@ -57,11 +58,11 @@ def describe(c: Config) -> Model:
         edge=tuple(c.patch_padding),
         channels=c.in_chans,
         pad=False,
-        prefix=int(c.use_cls_token),
+        prefix=(PrefixTokens(),) * c.use_cls_token,
     )
     if c.use_abs_pos:
         length = math.prod(embedding.grid)
-        embedding = embedding.replace(position=Learned(length=length, offset=embedding.prefix))
+        embedding = embedding.replace(position=Learned(length=length, offset=embedding.num_prefix))
     grid, blocks = [n // step for n, step in zip(c.img_size, c.patch_stride, strict=True)], []
     if c.rel_pos_type == "spatial" and grid[0] != grid[1]:
         raise ValueError(f"rel_pos_type='spatial' needs a square grid of patches, got {grid[0]} x {grid[1]}")
@@ -145,7 +146,7 @@ FIELDS: dict[str, ConfigField] = {
     "mlp_ratio": Field(4.0, ratio),
     "expand_attn": Field(True, lambda spec: not any(mlp.reshapes for _, mlp in mvit.layers(spec))),
     "qkv_bias": Field(True, lambda spec: next(mvit.layers(spec))[0].bias == "qkvo"),
-    "use_cls_token": Field(False, lambda spec: spec.embedding.prefix == 1),
+    "use_cls_token": Field(False, lambda spec: spec.embedding.num_prefix == 1),
     "use_abs_pos": Field(False, lambda spec: spec.embedding.position is not None),
     "residual_pooling": Field(True, lambda spec: next(mvit.layers(spec))[0].add_queries == "all"),
     "mode": Field("conv", lambda spec: next(name for name, by in MODES.items() if by == first_pool(spec).by)),
@@ -179,7 +180,7 @@ def rules(spec: Model) -> list[Rule]:
         names |= {f"attn.norm_{letter}": f"attention.op.{name}.norm"}
     rules: list[Rule] = [
         Rename("patch_embed.proj.{p}", "embedding.patch.{p}"),
-        Rename("cls_token", "embedding.prefix"),
+        Rename("cls_token", "embedding.prefix.0.weight"),
         Reshape("pos_embed", "embedding.position.weight", (1, -1, spec.width)),
         Rename("norm.{p}", "encoder.norm.{p}"),
         Rename("head.fc.{p}", "head.out.{p}"),

@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Absent, ConfigField, Field, Ignored, activation_at
+from anyformer.families.base.fields import Absent, ConfigField, Field, activation_at
 from anyformer.families.base.template import Config
-from anyformer.families.shared.vision import pair, unpair
+from anyformer.families.shared.vision import BACKBONE, pair, unpair
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.embedding.convolution import ConvolutionEmbedding
@@ -27,7 +27,6 @@ from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import ChannelsLast, Rename, Rule
 
 REDUCTION = 4  # width of a block / width of its bottleneck
-BACKBONE = "read only by ResNetBackbone"
 
 
 def widths(spec: Model) -> tuple[int, ...]:
@@ -80,11 +79,7 @@ FIELDS: dict[str, ConfigField] = {
     "downsample_in_bottleneck": Field(False, strides_first),
     "image_size": Field(224, image_size),
     "problem_type": Field(None, "head.problem"),
-    "out_features": Ignored(None, BACKBONE),
-    "out_indices": Ignored(None, BACKBONE),
-    "_out_features": Ignored(None, BACKBONE),
-    "_out_indices": Ignored(None, BACKBONE),
-    "stage_names": Ignored(None, BACKBONE),
+    **BACKBONE,
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, activation, choice, entry
-from anyformer.families.shared.vision import EMBEDDING_WEIGHTS, IMAGES, patches, pixel_class
+from anyformer.families.shared.vision import BACKBONE, EMBEDDING_WEIGHTS, IMAGES, patches, pixel_class
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.patches import PatchEmbedding
@@ -100,8 +100,6 @@ def mlp_ratio(spec: Model) -> float:
     return encoder.stages[-1].layer(0).steps["feedforward"].op.width / encoder.out_width(spec.width)
 
 
-BACKBONE = Ignored(None, "read only by SwinBackbone")
-
 CONFIG: dict[str, Any] = {
     **IMAGES,
     "embed_dim": "width",
@@ -125,7 +123,7 @@ CONFIG: dict[str, Any] = {
     "num_layers": entry(default=None, path=lambda spec: len(spec.encoder.stages)),
     "hidden_size": Ignored(None, "follows from embed_dim and depths; published classes do not read it"),
     "path_norm": Ignored(True, "written by old versions; nothing ever read it"),
-    **dict.fromkeys(("out_features", "out_indices", "_out_features", "_out_indices", "stage_names"), BACKBONE),
+    **BACKBONE,
 }
 
 THEIRS, OURS = "~encoder.layers.{s}.blocks.{i}", "encoder.stages.{s}.layers.{i}"

@@ -20,6 +20,7 @@ from anyformer.families.shared.vision import (
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.patches import PatchEmbedding
+from anyformer.parts.embedding.prefix import PrefixTokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.classify import ClassifyHead, PooledOutput
 from anyformer.parts.head.pool import Pool
@@ -36,7 +37,11 @@ NORM = LayerNorm(eps=1e-12)
 TEMPLATE = EncoderModel(
     width=768,
     embedding=PatchEmbedding(
-        image_size=(224, 224), patch_size=(16, 16), prefix=1, pad=False, position=Learned(length=196, offset=1)
+        image_size=(224, 224),
+        patch_size=(16, 16),
+        prefix=(PrefixTokens(),),
+        pad=False,
+        position=Learned(length=196, offset=1),
     ),
     encoder=Stack(
         depth=12,

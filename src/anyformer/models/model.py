@@ -48,6 +48,13 @@ class Model(Part):
     target: ClassVar[str] = "embedding"  # field with the embedding of the tokens that the head predicts
     gives: ClassVar[tuple[str, ...]] = ()  # requirements of Parts that this model shape meets
 
+    @classmethod
+    def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """In earlier versions, the prefix tokens of an embedding were one parameter."""
+        if isinstance(init := data.get("init"), dict):
+            data["init"] = {f"{name}.*" if name.endswith("prefix") else name: rule for name, rule in init.items()}
+        return data
+
     @property
     def towers(self) -> tuple[Model, ...]:
         """Its towers, if it has any."""

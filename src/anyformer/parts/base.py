@@ -54,7 +54,7 @@ class Embedding(Part):
         return self.position.max_length if isinstance(self.position, AbsolutePosition) else None
 
     @property
-    def prefix(self) -> int:
+    def num_prefix(self) -> int:
         """Number of learned tokens before the input."""
         return 0
 

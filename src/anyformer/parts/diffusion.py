@@ -87,8 +87,8 @@ class NoisyEmbedding(Embedding, sees="all", called=("latent patches",)):
     condition: StepAndLabel
 
     def check(self) -> None:
-        if self.image.prefix:
-            raise ValueError("NoisyEmbedding.image: every token must be a patch; set prefix=0")
+        if self.image.num_prefix:
+            raise ValueError("NoisyEmbedding.image: every token must be a patch; set prefix=()")
         if "an image" not in self.image.gives:
             raise ValueError("NoisyEmbedding.image must read images; use PatchEmbedding")
 

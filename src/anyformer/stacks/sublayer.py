@@ -69,6 +69,10 @@ class Sublayer(
                 raise ValueError(f"Sublayer.skip: {kind} changes the width or grid; set skip=Skip()")
             raise ValueError(f"Sublayer.skip is {self.skip}, but {kind} keeps the shape; set skip=None")
 
+    def drop_rate(self, layer: int, depth: int) -> float:
+        """Return the drop rate of the branch in this layer, counted from 0."""
+        return self.drop_path * layer / max(depth - 1, 1)
+
     @property
     def reshapes(self) -> bool:
         """Whether the op changes the stream's width or grid."""
@@ -102,7 +106,7 @@ class SublayerModule(nn.Module):
         self.dropout = part.dropout
         self.keep_path: Computed | None = None  # a tensor, so that all layers compile to the same code
         if part.drop_path:
-            kept = 1 - part.drop_path * site.layer / max(site.depth - 1, 1)
+            kept = 1 - part.drop_rate(site.layer, site.depth)
             self.keep_path = Computed(lambda: torch.tensor([kept]))
 
     def forward(self, x: Tensor, ctx: Context, shortcut: Tensor | None = None) -> Tensor:

@@ -15,6 +15,7 @@ import anyformer as af
 from anyformer.models import EncoderModel
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.patches import PatchEmbedding, VideoEmbedding
+from anyformer.parts.embedding.prefix import PrefixTokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.feedforward.moe import MoE, TopK
 from anyformer.parts.grid.local_relation import LocalRelation
@@ -160,7 +161,7 @@ def test_what_a_stride_leaves() -> None:
 # -- streams that change their shape -----------------------------------------------------------------------------------
 
 COARSER = PooledAttention(num_heads=2, queries=GridPool(kernel=(3, 3), stride=(2, 2)))
-PATCHES = PatchEmbedding(image_size=(16, 12), patch_size=(4, 4), prefix=1)
+PATCHES = PatchEmbedding(image_size=(16, 12), patch_size=(4, 4), prefix=(PrefixTokens(),))
 
 
 def model(*steps: Sublayer, depth: int = 1, **more: Any) -> Any:
@@ -249,14 +250,15 @@ def test_what_does_not_fit_is_refused_in_one_line(make: Any, line: str) -> None:
 @torch.no_grad()
 def test_a_video_of_separable_positions() -> None:
     video = VideoEmbedding(
-        frames=5, image_size=(8, 6), patch_size=(4, 3), frame_step=2, frame_kernel=3, frame_edge=1, pad=False, prefix=1,
-        position=SeparableLearned(length=3 * 2 * 2, frames=3, offset=1), channels=2,
+        frames=5, image_size=(8, 6), patch_size=(4, 3), frame_step=2, frame_kernel=3, frame_edge=1, pad=False,
+        prefix=(PrefixTokens(),), position=SeparableLearned(length=3 * 2 * 2, frames=3, offset=1), channels=2,
     )  # fmt: skip
     assert video.grid == Volume(3, 2, 2) and video.vectors(0) == 13
     assert video.row(0, 8) == {"pixel_values": (2, 5, 8, 6)}
     module, pixels = made(video), torch.randn(2, 2, 5, 8, 6)
     x, ctx = module({"pixel_values": pixels})
-    assert ctx.extra(Volume) == (3, 2, 2) and torch.allclose(x[:, 0], module.prefix[0, 0] + module.position.before[0])
+    assert ctx.extra(Volume) == (3, 2, 2)
+    assert torch.allclose(x[:, 0], module.prefix[0].weight[0, 0] + module.position.before[0])
     patch = F.conv3d(pixels, module.patch.weight, module.patch.bias, (2, 4, 3), (1, 0, 0))
     for frame in range(3):
         for place in range(4):
@@ -358,7 +360,7 @@ def test_axial_rotary_positions(before: int) -> None:
 
 def test_a_vit_with_axial_rotary_positions() -> None:
     """They replace learned positions and work for images of any size; texts are refused."""
-    embedding = PatchEmbedding(image_size=(8, 8), patch_size=(2, 2), channels=1, prefix=1, pad=True)
+    embedding = PatchEmbedding(image_size=(8, 8), patch_size=(2, 2), channels=1, prefix=(PrefixTokens(),), pad=True)
     attention = Attention(num_heads=2, position=AxialRope())
     layers = Block(attention=Sublayer(op=attention, pre_norm=LayerNorm()), mlp=Sublayer(op=MLP(width=8)))
     spec = EncoderModel(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from anyformer.families.base.fields import Absent
+from anyformer.families.base.fields import Absent, Ignored
 from anyformer.families.base.template import Class, Config, Entry, entry
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.embedding.patches import PatchEmbedding
@@ -34,6 +34,12 @@ IMAGES: dict[str, Any] = {
     "patch_size": entry("embedding.patch_size", "head.patch_size", read=lambda value, c: pair(value), write=unpair),
     "num_channels": ("embedding.channels", "head.channels"),
 }
+
+
+BACKBONE: dict[str, Any] = dict.fromkeys(
+    ("out_features", "out_indices", "_out_features", "_out_indices", "stage_names"),
+    Ignored(None, "read only by the family's Backbone class"),
+)
 
 
 def square(*addresses: str) -> Entry:
@@ -89,7 +95,7 @@ def pixel_class(patch: int, stride: int) -> Class:
 def tokens(*names: str) -> Callable[[str, Any], list[Rule]]:
     """Rules of the learned tokens before the patches, which are published as separate tensors."""
     return lambda theirs, spec: [
-        Concat([f"{theirs}.{name}" for name in names], "embedding.prefix", [1] * len(names), dim=1)
+        Concat([f"{theirs}.{name}" for name in names], "embedding.prefix.0.weight", [1] * len(names), dim=1)
     ]
 
 

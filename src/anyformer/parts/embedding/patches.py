@@ -17,22 +17,23 @@ from anyformer.kernels.linear import cast_for_autocast
 from anyformer.parts.base import Embedding
 from anyformer.parts.computed import places
 from anyformer.parts.embedding.drop_token import drop_tokens
+from anyformer.parts.embedding.prefix import PrefixTokens
 from anyformer.parts.norm import Norm
 from anyformer.parts.position.absolute import Learned, Sinusoidal2D, Sinusoidal2DModule
 from anyformer.runtime.context import Context
 from anyformer.runtime.grid import NEEDS, Grid, Layout, Sides, laid_out
 from anyformer.runtime.inputs import Kind, check_shape, hides_nothing
 from anyformer.runtime.state import State
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.checks import chance
 from anyformer.specs.part import Site
 
 Size = tuple[int, int]  # rows, columns
 
 
-class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify", "class token", "CLS token")):
-    """One vector per image patch, after `prefix` learned tokens [Dosovitskiy et al. 2021]. If positions are learned, an
-    image whose size is not `image_size` needs `interpolate_pos_encoding=True`. `attention_mask` hides tokens; Parts
-    that need a grid do not support it."""
+class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
+    """One vector per image patch, after the learned tokens of `prefix` [Dosovitskiy et al. 2021]. If positions are
+    learned, an image whose size is not `image_size` needs `interpolate_pos_encoding=True`. `attention_mask` hides
+    tokens; Parts that need a grid do not support it."""
 
     inputs: ClassVar[tuple[str, ...]] = (
         "pixel_values",
@@ -51,11 +52,20 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify", "class to
     bias: bool = True  # bias of the projection
     norm: Norm | None = None  # of the patch vectors
     mask_token: bool = False  # a learned vector replaces the patches that `bool_masked_pos` hides
-    prefix: int = 0  # learned tokens before the patches: the class token (ViT), class and distillation tokens (DeiT)
-    # one position per patch of `image_size`; the `offset` rows of Learned belong to the prefix
+    prefix: tuple[PrefixTokens, ...] = ()  # learned tokens before the patches
+    # one position per patch of `image_size`; the `offset` rows of Learned belong to prefix tokens with a position
     position: Learned | Sinusoidal2D | None = None
     out_norm: Norm | None = None  # of all tokens after positions are added (CLIP)
     dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.prefix, int):  # as in earlier versions
+            count = max(self.prefix, 1)
+            raise ValueError(
+                f"PatchEmbedding.prefix: {self.prefix} is not a tuple; write prefix=(PrefixTokens(count={count}),) or, "
+                f'in JSON, [{{"kind": "PrefixTokens", "count": {count}}}]; without prefix tokens: () or []'
+            )
+        super().__post_init__()
 
     @property
     def causal_alternative(self) -> str:
@@ -63,8 +73,12 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify", "class to
 
     @property
     def gives(self) -> tuple[str, ...]:
-        features = {"an image": True, "a grid": not self.prefix, "a second token": self.prefix > 1}
+        features = {"an image": True, "a grid": not self.num_prefix, "a second token": self.num_prefix > 1}
         return tuple(name for name, given in {**features, "a mask token": self.mask_token}.items() if given)
+
+    @property
+    def num_prefix(self) -> int:
+        return sum(each.count for each in self.prefix)
 
     # one entry per dimension: (height, width), for videos (frames, height, width)
 
@@ -99,23 +113,37 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify", "class to
 
     def vectors(self, length: int) -> int:
         if not self.pad:
-            return math.prod(self.grid) + self.prefix
-        return math.prod(-(-side // step) for side, step in zip(self.sides, self.steps, strict=True)) + self.prefix
+            return math.prod(self.grid) + self.num_prefix
+        return math.prod(-(-side // step) for side, step in zip(self.sides, self.steps, strict=True)) + self.num_prefix
 
     def check(self) -> None:
         if min(*self.steps, *self.kernels, self.channels) < 1 or min(self.edges) < 0 or min(self.grid) < 1:
             raise ValueError(f"no patch of size {self.kernels} fits {NEEDS[len(self.sides)]} of size {self.sides}")
         if self.pad and (self.kernels != self.steps or any(self.edges)):
             raise ValueError(f"{type(self).__name__}.pad: patches that overlap cannot be padded; set pad=False")
-        at_least(self, 0, "prefix")
         chance(self, "dropout")
         if self.position is not None and self.position.length != math.prod(self.grid):
             raise ValueError(f"a grid of {self.grid} patches does not match {self.position.length} positions")
         if isinstance(self.position, Sinusoidal2D):
             if (self.position.rows, self.position.columns, self.position.prefix) != (*self.grid, 0):
                 raise ValueError(f"PatchEmbedding.position must have the patch grid's size {self.grid} and prefix=0")
-        elif self.position is not None and self.position.offset not in (0, self.prefix):
-            raise ValueError(f"PatchEmbedding.position.offset is {self.position.offset}; use 0 or prefix={self.prefix}")
+        rows = self.position.offset if isinstance(self.position, Learned) else 0
+        count = sum(each.count for each in self.prefix if each.position)
+        if self.position is not None and rows != count:
+            fix = f"set offset={count} or " if isinstance(self.position, Learned) else "set "
+            raise ValueError(
+                f"PatchEmbedding.position has {rows} rows for {count} prefix tokens with a position; "
+                f"{fix}PrefixTokens(position=False)"
+            )
+
+    @classmethod
+    def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Earlier versions had a number of prefix tokens; they had positions if Learned had an `offset`."""
+        if type(count := data.get("prefix")) is int:
+            position = data.get("position")
+            without = {"position": False} if isinstance(position, dict) and not position.get("offset") else {}
+            data["prefix"] = [{"kind": "PrefixTokens", "count": count, **without}] if count else []
+        return data
 
     def build(self, site: Site) -> nn.Module:
         return PatchEmbeddingModule(self, site)
@@ -143,7 +171,8 @@ class PatchEmbeddingModule(nn.Module):
         self.patch = kind(part.channels, site.width, part.kernels, part.steps, part.edges, bias=part.bias)
         self.norm = part.norm.build(site.child("norm")) if part.norm else None
         self.mask_token = nn.Parameter(torch.zeros(site.width)) if part.mask_token else None
-        self.prefix = nn.Parameter(torch.zeros(1, part.prefix, site.width)) if part.prefix else None
+        self.prefix: Any = nn.ModuleList(each.build(site.child(f"prefix.{i}")) for i, each in enumerate(part.prefix))
+        self.all_positioned = all(each.position for each in part.prefix)
         self.position: Any = part.position.build(site.child("position")) if part.position else None
         self.out_norm = part.out_norm.build(site.child("out_norm")) if part.out_norm else None
 
@@ -169,7 +198,6 @@ class PatchEmbeddingModule(nn.Module):
                 raise ValueError("bool_masked_pos: this model has no mask token; build it with mask_token=True")
             check_shape("bool_masked_pos", masked, tuple(x.shape[:2]))
             x = torch.where(masked.bool()[..., None], self.mask_token, x)
-        before: Tensor | None = self.prefix
         table: Tensor | None = None
         if isinstance(self.position, Sinusoidal2DModule):
             assert isinstance(grid, Grid), "check() allows Sinusoidal2D only for images"
@@ -177,11 +205,10 @@ class PatchEmbeddingModule(nn.Module):
             x = x + (self.position(index) if grid == self.part.grid else self.position.table_for(grid)).to(x.dtype)
         elif self.position is not None:
             table = self.positions(self.position(), grid, tuple(pixels.shape[2:]), inputs)
-            if not self.position.offset:  # the prefix has no positions
-                x, table = x + table, None
-        if before is not None:
-            before = before if table is not None else before.to(x.dtype)
-            x = torch.cat((before.expand(x.shape[0], -1, -1), x), dim=1)
+            table = table if self.all_positioned else self.with_zero_rows(table)
+        if self.prefix:
+            tokens = [each.weight if table is not None else each.weight.to(x.dtype) for each in self.prefix]
+            x = torch.cat((*(each.expand(x.shape[0], -1, -1) for each in tokens), x), dim=1)
         if table is not None:
             x = x + table
         if self.out_norm is not None:
@@ -195,15 +222,26 @@ class PatchEmbeddingModule(nn.Module):
         share = part.token_drop
         return drop_tokens(x, ctx, share) if self.training and share else (x, ctx)
 
+    def with_zero_rows(self, table: Tensor) -> Tensor:
+        """Insert a row of zeros into a table for each prefix token without a position."""
+        rows, first = [], 0
+        for each in self.part.prefix:
+            last = first + each.count if each.position else first
+            rows.append(table[first:last] if each.position else table.new_zeros(each.count, table.shape[1]))
+            first = last
+        return torch.cat((*rows, table[first:]))
+
     def positions(self, table: Tensor, grid: Layout, size: tuple[int, ...], inputs: dict[str, Any]) -> Tensor:
-        """Return the position vectors (P + N, D) of a grid, prefix first; `size` is the input's size in pixels."""
+        """Return the position vectors of a grid, rows of the prefix first; `size` is the input's size in pixels."""
         count = math.prod(self.part.grid)
-        if inputs.get("interpolate_pos_encoding", False):
+        position = self.part.position
+        assert isinstance(position, Learned)
+        if position.always_resized or inputs.get("interpolate_pos_encoding", False):
             if grid == self.part.grid:
                 return table
             image = table[-count:].float().t().unflatten(1, self.part.grid)[None]  # (1, D, rows, columns)
-            resized = F.interpolate(image, size=grid, mode="bicubic")[0].flatten(1).t().to(table.dtype)
-            return torch.cat((table[:-count], resized))
+            resized = F.interpolate(image, size=grid, mode="bicubic", antialias=position.antialias)
+            return torch.cat((table[:-count], resized[0].flatten(1).t().to(table.dtype)))
         if math.prod(grid) != count or (size != self.part.sides and not self.part.pad):
             fix = "; give interpolate_pos_encoding=True" if "interpolate_pos_encoding" in self.part.inputs else ""
             raise ValueError(
@@ -228,6 +266,8 @@ class VideoEmbedding(PatchEmbedding, sees="all", called=("tubelets", "space-time
     def check(self) -> None:
         super().check()
         chance(self, "token_drop")
+        if isinstance(self.position, Learned) and self.position.always_resized:
+            raise ValueError("VideoEmbedding.position: only positions of images can be resized; use Learned")
         if self.token_drop and (self.mask_token or self.prefix):
             raise ValueError("VideoEmbedding.token_drop cannot be used with mask_token or prefix")
 

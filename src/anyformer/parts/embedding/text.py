@@ -31,9 +31,10 @@ from anyformer.specs.part import Part, Sees, Site, farthest, walk
 
 # requirement of a Part -> an embedding that provides it
 GIVERS = {
-    "an image": "PatchEmbedding", "a video": "VideoEmbedding", "a grid": "PatchEmbedding(prefix=0)",
-    "a second token": "PatchEmbedding(prefix=2)", "a mask token": "PatchEmbedding(mask_token=True)",
-    "a row of tokens": "TextEmbedding", "token ids": "TextEmbedding", "segments": "TextEmbedding(segments=2)",
+    "an image": "PatchEmbedding", "a video": "VideoEmbedding", "a grid": "PatchEmbedding(prefix=())",
+    "a second token": "PatchEmbedding(prefix=(PrefixTokens(count=2),))", "a row of tokens": "TextEmbedding",
+    "a mask token": "PatchEmbedding(mask_token=True)", "token ids": "TextEmbedding",
+    "segments": "TextEmbedding(segments=2)",
     "global tokens": "GlobalTextEmbedding", "a waveform": "WaveformEmbedding", "time steps": "TrajectoryEmbedding",
     "pairs": "PairEmbedding", "two towers": "TwoTowerModel", "three towers": "ThreeTowerModel",
     "hidden spans": "HiddenSpansModel",

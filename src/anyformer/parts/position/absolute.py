@@ -51,6 +51,10 @@ def add_position(position: nn.Module, x: Tensor, ctx: Context) -> Tensor:
 class Learned(AbsolutePosition, sees="itself", called=("learned positions", "WPE", "learned position embeddings")):
     """A learned vector per position. Position 0 is row `offset` of the table (BART: 2)."""
 
+    # for PatchEmbedding: whether the table is always interpolated to the grid of the image, or only if the caller asks
+    always_resized: ClassVar[bool] = False
+    antialias: ClassVar[bool] = False
+
     length: int
     offset: int = 0
     padding: bool = False  # the row before position 0 is for padding: zero and not trained (RoBERTa)

@@ -42,7 +42,7 @@ def embed_image(
         return image_vectors(request, raw=raw, interpolate=interpolate)
     if request.model.spec.towers:
         raise ValueError("pool: a two-tower model has its own image vector; leave pool out")
-    before = request.model.spec.embedding.prefix
+    before = request.model.spec.embedding.num_prefix
     if pool == "cls" and not before:
         raise ValueError("pool is 'cls', but this model has no class token; use 'mean'")
 
