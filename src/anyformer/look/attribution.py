@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from anyformer.look.roles import StackStep, body, last_stretch, num_heads, steps, stream_end
 from anyformer.look.trace import Trace, main_tensor
 from anyformer.parts.fused_linear import effective_weight
+from anyformer.parts.head.base import TransformModule
 from anyformer.parts.head.double import DoubleHeadModule
 from anyformer.parts.head.language import LMHeadModule
 from anyformer.parts.head.pretraining import PretrainingModule
@@ -161,11 +162,11 @@ class StreamShares:
         if isinstance(whole, StagesModule):
             self.norm(whole.norm)
         head = token_head(head)
+        if isinstance(transform := getattr(head, "transform", None), TransformModule):
+            self.affine(transform.dense)
+            self.gate(transform.activation)
+            self.norm(transform.norm)
         if isinstance(head, LMHeadModule):
-            if (transform := cast(Any, head.transform)) is not None:
-                self.affine(transform.dense)
-                self.gate(transform.activation)
-                self.norm(transform.norm)
             self.sum = self.sum * (head.part.scale or 1.0)
         out = cast(Any, head).out
         weight = effective_weight(out)[tokens].double()  # (P, D)

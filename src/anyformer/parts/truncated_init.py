@@ -34,7 +34,9 @@ class TruncatedLeCun(Initializer):
         positive(self, "cutoff")
 
     def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
-        fill_truncated(tensor, 0.0, (tensor[0].numel() if tensor.dim() > 1 else tensor.numel()) ** -0.5, self.cutoff, generator)
+        fill_truncated(
+            tensor, 0.0, (tensor[0].numel() if tensor.dim() > 1 else tensor.numel()) ** -0.5, self.cutoff, generator
+        )
 
 
 def fill_truncated(tensor: Tensor, mean: float, std: float, cutoff: float, generator: torch.Generator) -> None:

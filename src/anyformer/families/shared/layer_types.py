@@ -1,4 +1,4 @@
-"""Published `layer_types`: some layers have a sliding window, the others full attention (Qwen2, Gemma 2, ModernBERT)."""
+"""Published `layer_types`: some layers have a sliding window, the others do not (Qwen2, Gemma 2, ModernBERT)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from anyformer.families.base.fields import Absent
 from anyformer.families.base.template import Config, Entry, entry, read_only
 from anyformer.families.shared.heads import causal, decoder_mask, window_size
 from anyformer.models import DecoderModel, Model
-from anyformer.runtime.mask import Mask
+from anyformer.runtime.mask import Mask, Window
 from anyformer.specs.addresses import edit, find, value_at
 from anyformer.specs.messages import quote
 from anyformer.stacks.stack import Stack
@@ -67,6 +67,15 @@ def decoder_entries(is_windowed: IsWindowed) -> dict[str, Entry]:
         "sliding_window": entry(MASK.format("sliding."), read=window, write=window_size),
         "is_causal": Entry(True, is_causal, **full),
     }
+
+
+def window_around(address: str) -> Entry:
+    """An entry for the width of a window that is half before and half after the query, at the address of a mask."""
+    return entry(
+        address,
+        read=lambda width, c: Window(size=width // 2 + 1, ahead=True),
+        write=lambda mask: 2 * window_size(mask),
+    )
 
 
 # -- templates with one kind of layers (Qwen2) -------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from anyformer.kernels.loss import IGNORED
 from anyformer.parts.head.base import NamedTensors
 from anyformer.parts.head.language import LMHead, LMHeadModule
-from anyformer.parts.head.losses import Loss, check_labels
+from anyformer.parts.head.losses import Loss, check_labels, class_loss
 from anyformer.runtime.context import Context
 from anyformer.specs.part import Site
 
@@ -41,6 +41,4 @@ class SparseHeadModule(LMHeadModule):
         return {"logits": self.scores(x[labels.to(x.device) != self.part.ignored])}
 
     def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:
-        from anyformer.parts.head.losses import class_loss
-
         return class_loss(logits, labels[labels != self.part.ignored])
