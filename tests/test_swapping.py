@@ -59,7 +59,7 @@ OWN_INPUTS = {
     "SameDocument",
     "Padding",
 }  # read by these
-UNASKED = {"Router", "Pool", "Summary", "Several", "Seeds"}
+UNASKED = {"Router", "Pool", "PredictionPool", "Summary", "Several", "Seeds"}
 
 
 @pytest.mark.parametrize("kind", MASKS)

@@ -53,8 +53,7 @@ MODERNBERT = Family(
         "hidden_activation": activation(f"{MLP}.activation"),
         "max_position_embeddings": "length",
         "initializer_range": "init.*[TruncatedNormal].std",
-        # the default is an integer, because null stands for the default in a field whose default is a float
-        "initializer_cutoff_factor": entry(
+        "initializer_cutoff_factor": entry(  # null is 3; it would be the default if that were a float
             "init.*.cutoff", default=2, read=lambda value, c: 3.0 if value is None else value
         ),
         **{f"norm_{field}": tuple(f"{norm}.{field}" for norm in NORMS) for field in ("eps", "bias")},
@@ -66,8 +65,7 @@ MODERNBERT = Family(
         "local_attention": window_around("encoder.layers.sliding.attention.op.mask"),
         **nested_rope.entries(ROPE, THETAS),
         "embedding_dropout": "embedding.dropout",
-        "mlp_bias": f"{MLP}.bias",
-        "mlp_dropout": f"{MLP}.dropout",
+        **{f"mlp_{field}": f"{MLP}.{field}" for field in ("bias", "dropout")},
         **prediction.FIELDS,
         **{f"{name}_token_id": Ignored(50281, "used by tokenizers") for name in ("bos", "cls")},
         **{f"{name}_token_id": Ignored(50282, "used by tokenizers") for name in ("eos", "sep")},

@@ -26,7 +26,7 @@ class ScaledTokens(Tokens, sees="itself"):
 class ScaledTokensModule(TokensModule):
     def __init__(self, part: ScaledTokens, width: int) -> None:
         super().__init__(part, width)
-        self.factor = Computed(lambda: torch.tensor(width**0.5))
+        self.factor = Computed(lambda: torch.tensor([width**0.5]))
 
     def forward(self, ids: Tensor) -> Tensor:
         return super().forward(ids) * self.factor().to(self.weight.dtype)
