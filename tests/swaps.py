@@ -75,7 +75,7 @@ OPS: dict[str, dict[str, Any]] = {
     "LanguageSpecific": {"op": {"kind": "MLP", "width": 8}, "tokens": [5, 6, 7]},
 }  # fmt: skip
 NORMS: dict[str, dict[str, Any]] = {"LayerNorm": {}, "RMSNorm": {}, "ScaleNorm": {}, "UnitNorm": {},
-                                    "BatchNorm": {}}  # fmt: skip
+                                    "BatchNorm": {}, "ZeroCenteredRMSNorm": {}, "LaterLayerNorm": {}}  # fmt: skip
 RESIDUALS: dict[str, dict[str, Any]] = {
     "Add": {}, "Scaled": {}, "ReZero": {}, "Fixup": {}, "LayerScale": {}, "Activated": {}, "Halved": {"every": 2},
 }  # fmt: skip
@@ -130,7 +130,9 @@ SLOTS: dict[str, dict[str, dict[str, Any]]] = {
     "decoder.layers.attention.op.scores.0": {"SoftCap": {}, "LearnedScale": {}, "ScaleByLayer": {}, "TalkingHeads": {}},
     "decoder.layers.attention.op.normalizer": {"Softmax": {}, "Entmax": {}, "Sparsemax": {}, "Sinks": {}},
     "decoder.layers.attention.op.left": {"Convolved": {"width": 8}},
-    "embedding.tokens": {"AdaptiveTokens": {"vocab_size": V, "widths": [8, 4], "cutoffs": [12]}},
+    "embedding.tokens": {
+        "AdaptiveTokens": {"vocab_size": V, "widths": [8, 4], "cutoffs": [12]}, "ScaledTokens": {"vocab_size": V},
+    },
     "decoder.layers.feedforward.op.router": ROUTERS, "decoder.layers.attention.op.features": FEATURES,
 }  # fmt: skip
 # slot -> changes that must be made before the slot can be filled
@@ -147,7 +149,7 @@ GROUND: dict[str, dict[str, Any]] = {
 NOT_FOR_TEXT = {  # kinds for images and audio, or for stacks of a different shape
     "Stages", "Funnel", "Merge", "PatchEmbedding", "WaveformEmbedding", "ConvolutionStem", "SpecAugment", "Vectors",
     "GridBias", "SegmentedSinusoids", "ConvolutionAdapter", "Block", "Parallel", "Reversible", "Stack", "Sublayer",
-    "Tokens", "Transform", "AxialRope",
+    "Tokens", "Transform", "PredictionTransform", "AxialRope",
     "ContinuousGridBias", "SpectrogramEmbedding", "Quantizer", "TrajectoryEmbedding", "VideoEmbedding", "GridPool",
     "GridVectors", "Skip", "SubsampledSpectrogram", "Convolution", "Convolutions", "ResidualDown", "OpLayer",
     "LayersDown", "ConvolutionEmbedding", "ConvEmbedding", "ConvDecoder", "GumbelCodes", "RoundedCodes",

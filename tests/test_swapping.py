@@ -60,7 +60,7 @@ OWN_INPUTS = {
     "SameDocument",
     "Padding",
 }  # kinds that need extra inputs
-UNASKED = {"Router", "Pool", "Summary", "Several", "Seeds"}
+ {"Router", "Pool", "Summary"=UNASKED = {"Router", "Pool", "PredictionPool", "Summary"= {"Router", "Pool", "Summary", "Several", "Seeds"}
 
 
 @pytest.mark.parametrize("kind", MASKS)

@@ -464,7 +464,7 @@ FIELDS: dict[str, Any] = {
     "RecurrentAttention.position": lambda draw, slot: fields(draw, "RelativeSinusoids", slot),
     "cutoffs": st.just([10, 25]), "widths": st.sampled_from(([8, 4, 2], [4, 4, 16])), "AdaptiveTokens.width": KEPT,
     "AdaptiveHead.bias": KEPT, "AdaptiveHead.offset": KEPT,
-    "MixtureHead.offset": KEPT, "LayerMix.count": KEPT,
+    "MixtureHead.offset": KEPT, "CappedHead.offset": KEPT, "ScaledTokens.scale": KEPT, "LayerMix.count": KEPT,
     "Perceiver.stack": lambda draw, slot: OMITTED, "Perceiver.width": KEPT, "Write.position": writing,
     "Look.bias": st.sampled_from(("qkvo", "", "v")), "Write.count": st.just(ROOM),
     "value_width": st.sampled_from((4, 8)), "Perceiver.rounds": st.integers(1, 2),
@@ -664,5 +664,7 @@ NEVER_DRAWN = {
     ),
     **dict.fromkeys(("TwoStreams", "OrderedText"), ORDER),
     "LikelySpans": SPANS,
+    "SparseHead": "with labels, its scores are one row per label: the catalogue's suite",
+    "PredictionPool": "`pool` draws only Pool; tested by the catalogue's suite",
     **dict.fromkeys(("TowerDecoderModel", "Tower", "TowerEncoderModel", "HiddenSpansModel", "HiddenSpansHead"), FED),
 }

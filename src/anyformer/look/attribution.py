@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from anyformer.look.roles import StackStep, body, last_stretch, num_heads, steps, stream_end
 from anyformer.look.trace import Trace, main_tensor
 from anyformer.parts.fused_linear import effective_weight
+from anyformer.parts.head.base import TransformModule
 from anyformer.parts.head.double import DoubleHeadModule
 from anyformer.parts.head.language import LMHeadModule
 from anyformer.parts.head.pretraining import PretrainingModule
@@ -161,17 +162,19 @@ class StreamShares:
         if isinstance(whole, StagesModule):
             self.norm(whole.norm)
         head = token_head(head)
+        if isinstance(transform := getattr(head, "transform", None), TransformModule):
+            self.affine(transform.dense)
+            self.gate(transform.activation)
+            self.norm(transform.norm)
         if isinstance(head, LMHeadModule):
-            if (transform := cast(Any, head.transform)) is not None:
-                self.affine(transform.dense)
-                self.gate(transform.activation)
-                self.norm(transform.norm)
             self.sum = self.sum * (head.part.scale or 1.0)
         out = cast(Any, head).out
         weight = effective_weight(out)[tokens].double()  # (P, D)
         values = torch.einsum("npd,pd->np", self.sum, weight)
         for extra in (out.bias, head.offset if isinstance(head, LMHeadModule) else None):
             values[0] += 0 if extra is None else extra[tokens].double()
+        if isinstance(head, LMHeadModule):
+            values = with_gate(values, head.change_scores)
         return tuple(self.names), values
 
     # -- operations on the sum ---------------------------------------------------------------------------------------
@@ -237,12 +240,17 @@ class StreamShares:
         self.sum[0] += bias
 
     def gate(self, activation: Callable[[Tensor], Tensor]) -> None:
-        """Apply an activation as the product z * (activation(z) / z), with the second factor fixed."""
-        z = self.sum.sum(0).detach()
-        y = activation(z)
-        factor = torch.where(z == 0, 0, y / torch.where(z == 0, 1, z))
-        self.sum = self.sum * factor
-        self.sum[0] += y - self.sum.sum(0).detach()
+        self.sum = with_gate(self.sum, activation)
+
+
+def with_gate(parts: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply an activation to the sum of summands (N, ...) as z * (activation(z) / z), with the second factor fixed."""
+    z = parts.sum(0).detach()
+    y = activation(z)
+    if y is z:
+        return parts
+    parts = parts * torch.where(z == 0, 0, y / torch.where(z == 0, 1, z))
+    return torch.cat((parts[:1] + y - parts.sum(0).detach(), parts[1:]))
 
 
 def apply_norm(parts: Tensor, norm: nn.Module | None) -> Tensor:

@@ -76,6 +76,10 @@ class LMHeadModule(HeadModule, ComputesTensors):
     def logits(self, x: Tensor) -> Tensor:
         return self.out(x)
 
+    def change_scores(self, scores: Tensor) -> Tensor:
+        """The change of each score after the output layer, if `logits` makes one."""
+        return scores
+
     def loss(self, x: Tensor, ctx: Context, labels: Tensor, smoothing: float = 0.0) -> Loss:
         """Return the training loss over labels that are not -100, without all scores in memory. The balance loss of
         experts is a mean over the tokens of this pass; it is weighted by the number of labels."""
