@@ -13,7 +13,8 @@ import anyformer as af
 from anyformer.kernels import decode, few_rows
 from anyformer.models import Call
 from anyformer.parts.feedforward.mlp import GatedMLP
-from anyformer.parts.feedforward.moe import MoE, TopK
+from anyformer.parts.feedforward.moe import MoE
+from anyformer.parts.feedforward.routers import TopK
 from anyformer.runtime.mask import Causal, Window
 from anyformer.transforms.decode_kernels import decode_kernels
 from anyformer.transforms.quantize import quantize

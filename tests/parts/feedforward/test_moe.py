@@ -9,7 +9,8 @@ from torch import Tensor
 
 from anyformer.kernels.grouped import gathered_linear, grouped_linear
 from anyformer.parts.feedforward.mlp import MLP, GatedMLP
-from anyformer.parts.feedforward.moe import GShard, MoE, NoisyTopK, Switch, TopK, rebalance
+from anyformer.parts.feedforward.moe import MoE, rebalance
+from anyformer.parts.feedforward.routers import GShard, NoisyTopK, Switch, TopK
 from anyformer.runtime.context import Context
 from anyformer.specs.part import Site
 

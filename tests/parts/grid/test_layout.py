@@ -16,7 +16,8 @@ from anyformer.models import EncoderModel
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.patches import PatchEmbedding, VideoEmbedding
 from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.feedforward.moe import MoE, TopK
+from anyformer.parts.feedforward.moe import MoE
+from anyformer.parts.feedforward.routers import TopK
 from anyformer.parts.grid.layout import AxialRope, Grid, GridVectors, KeyGrid, SeparableLearned, Volume, with_stride
 from anyformer.parts.grid.local_relation import LocalRelation
 from anyformer.parts.grid.merge import Merge
