@@ -37,7 +37,7 @@ QWEN2 = LLAMA.but(
             addresses=(f"{ATTENTION}.head_width",),
             read=lambda value, c: value or c.hidden_size // c.num_attention_heads,
         ),
-        **layer_types.entries(max_window_layers=28),
+        **layer_types.optional_entries(max_window_layers=28),
         "bos_token_id": Ignored(None, "used by generation"),
         "eos_token_id": Ignored(None, "used by generation"),
         **dict.fromkeys(("attention_bias", "mlp_bias", "pretraining_tp")),
