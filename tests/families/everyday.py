@@ -25,6 +25,7 @@ STANDS_FOR: dict[str, str] = {
     "BertForMaskedLM": "encoder, post-norm, masked language model head",
     "LlamaForCausalLM-llama3": "rotary positions, Llama 3 scaling, gated feed-forward, RMSNorm",
     "MixtralForCausalLM-window": "experts, sliding window, cache that forgets",
+    "GptOssForCausalLM": "attention sinks, experts with bounded activations",
     "WhisperForConditionalGeneration": "log-mel input, sinusoids, speech to text",
     "RwkvForCausalLM": "time mix and channel mix",
     "Mamba2ForCausalLM": "state space duality",

@@ -51,6 +51,17 @@ CASES: dict[str, tuple[str, dict[str, Any], int]] = {  # name, changes, residual
         },
         4,
     ),
+    "sinks, experts without a kernel": (
+        "gpt-oss-20b",
+        {
+            **SMALL,
+            **HEADS,
+            **KV,
+            "decoder.pattern": ("sliding", "full"),
+            "decoder.layers.feedforward.op.num_experts": 6,
+        },
+        2,
+    ),
     "recurrence by heads": (
         "mamba2-130m",
         {**SMALL, **{f"decoder.layers.mixer.op.{k}": v for k, v in DUAL.items()}},

@@ -81,9 +81,9 @@ GPT_OSS = MIXTRAL.but(
     },
     sizes={
         "gpt-oss-20b": Size(
-            {"num_hidden_layers": 24, "num_local_experts": 32}, 20.9e9, "3.6B parameters active per token"
+            {"num_hidden_layers": 24, "num_local_experts": 32}, 20.9e9, "3.6B parameters active, without the embedding"
         ),
-        "gpt-oss-120b": Size({}, 117e9, "5.1B parameters active per token"),
+        "gpt-oss-120b": Size({}, 117e9, "5.1B parameters active, without the embedding"),
     },
 )
 

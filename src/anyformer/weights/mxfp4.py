@@ -38,18 +38,17 @@ class MXFP4(Rule):
     def misfits(self, tensors: list[Tensor], shapes: list[torch.Size]) -> list[str]:
         E, D, F = shapes[0]
         needed = (E, F, -(-D // BLOCK), BLOCK // 2), (E, F, -(-D // BLOCK))
-        reasons = [
-            "" if tuple(has.shape) == needs and has.dtype == torch.uint8 and D % BLOCK == 0 else
-            f"the checkpoint has {quote(tuple(has.shape), 80)} of {has.dtype}, the model needs {needs} of torch.uint8"
+        return [
+            ""
+            if tuple(has.shape) == needs and has.dtype == torch.uint8 and D % BLOCK == 0
+            else f"the checkpoint has {has.dtype} {quote(tuple(has.shape), 80)}, the model needs torch.uint8 {needs}"
             for has, needs in zip(tensors, needed, strict=True)
-        ]  # fmt: skip
-        return reasons
+        ]
 
 
 def dequantize(blocks: Tensor, scales: Tensor) -> Tensor:
     """Bytes (..., n, 16) with two numbers each and exponents + 127 (..., n) -> bf16 (..., 32 n)."""
     numbers = torch.tensor([*MAGNITUDES, *(-value for value in MAGNITUDES)])
     pairs = torch.stack((numbers.repeat(16), numbers.repeat_interleave(16)), dim=-1)  # of each byte: (256, 2)
-    powers = torch.ldexp(torch.ones(256), torch.arange(256) - 127)
-    values = pairs[blocks.int()] * powers[scales.int()][..., None, None]  # (..., n, 16, 2)
+    values = torch.ldexp(pairs[blocks.int()], scales.int()[..., None, None] - 127)  # (..., n, 16, 2)
     return values.flatten(-3).bfloat16()
