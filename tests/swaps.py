@@ -57,6 +57,7 @@ OPS: dict[str, dict[str, Any]] = {
     "Windows": {"mixer": ATTENTION, "size": 2}, "ConvolutionModule": {"kernel": 3, "norm": {"kind": "LayerNorm"}},
     "SelectiveState": {"width": 32}, "DualState": {"num_heads": 2, "head_width": 8, "states": 4}, "TimeMix": {},
     "ChannelMix": {"width": 24}, "MLP": {"width": 24}, "GatedMLP": {"width": 24},
+    "ClampedGatedMLP": {"width": 24, "limit": 0.5},
     "MoE": {"num_experts": 3, "router": {"kind": "TopK"}, "expert": {"kind": "MLP", "width": 8}},
     "Unused": {"part": {"kind": "MLP", "width": 8}}, "PooledAttention": {"num_heads": 4},
     "LocalRelation": {"num_heads": 4}, "HaloAttention": {"num_heads": 4}, "NonLocal": {}, "CrissCross": {},
@@ -85,6 +86,7 @@ ROUTERS: dict[str, dict[str, Any]] = {
     "GShard": {"capacity": 3},
     "NoisyTopK": {"top_k": 2},
 }
+EXPERTS = {name: {**OPS[name], "width": 8} for name in ("MLP", "GatedMLP", "ClampedGatedMLP")}
 POSITIONS: dict[str, dict[str, Any]] = {
     "Learned": {"length": 32}, "ResizedLearned": {"length": 32}, "AxialLearned": {"shape": [4, 8], "widths": [6, 10]},
     "SeparableLearned": {"length": 32, "frames": 4}, "Sinusoidal": {"length": 32},
@@ -133,14 +135,16 @@ SLOTS: dict[str, dict[str, dict[str, Any]]] = {
     "embedding.tokens": {
         "AdaptiveTokens": {"vocab_size": V, "widths": [8, 4], "cutoffs": [12]}, "ScaledTokens": {"vocab_size": V},
     },
-    "decoder.layers.feedforward.op.router": ROUTERS, "decoder.layers.attention.op.features": FEATURES,
+    "decoder.layers.feedforward.op.router": ROUTERS,
+    "decoder.layers.feedforward.op.expert": EXPERTS, "decoder.layers.attention.op.features": FEATURES,
 }  # fmt: skip
 # slot -> changes that must be made before the slot can be filled
 GROUND: dict[str, dict[str, Any]] = {
     "decoder.layers.attention.op.scores.0": {"decoder.layers.attention.op.scores": [{"kind": "SoftCap"}]},
     "head.transform.norm": {"head.transform": {"kind": "Transform", "activation": "gelu", "norm": {"kind": "RMSNorm"}}},
     "decoder.layers.attention.op.position.scaling": {"decoder.layers.attention.op.position": {"kind": "Rope"}},
-    "decoder.layers.feedforward.op.router": {"decoder.layers.feedforward.op": {"kind": "MoE", **OPS["MoE"]}},
+    **{f"decoder.layers.feedforward.op.{slot}": {"decoder.layers.feedforward.op": {"kind": "MoE", **OPS["MoE"]}}
+       for slot in ("router", "expert")},
     "decoder.layers.attention.op.features":
         {"decoder.layers.attention.op": {"kind": "LinearAttention", "num_heads": 4, "mask": {"kind": "Causal"}}},
     "decoder.layers.attention.op.left":

@@ -26,6 +26,7 @@ STANDS_FOR: dict[str, str] = {
     "LlamaForCausalLM-llama3": "rotary positions, Llama 3 scaling, gated feed-forward, RMSNorm",
     "Gemma2ForCausalLM": "capped scores, norms before and after the branch, window in every other layer",
     "MixtralForCausalLM-window": "experts, sliding window, cache that forgets",
+    "GptOssForCausalLM": "attention sinks, experts with bounded activations",
     "WhisperForConditionalGeneration": "log-mel input, sinusoids, speech to text",
     "RwkvForCausalLM": "time mix and channel mix",
     "Mamba2ForCausalLM": "state space duality",

@@ -19,7 +19,7 @@ from anyformer.counting.lecture import parameter_formulas, shares, token_formula
 from anyformer.kernels.capture import graph_capture
 from anyformer.models.construct import skeleton
 from anyformer.parts.computed import Computed
-from anyformer.parts.feedforward.moe import Switch
+from anyformer.parts.feedforward.routers import Switch
 from anyformer.parts.mask import Causal, Fixed, Full, Global, Window
 from anyformer.runtime.visibility import Rows
 from anyformer.specs.part import walk

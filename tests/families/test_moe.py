@@ -13,7 +13,7 @@ from anyformer import families
 from anyformer.families.base.fields import UnknownFieldWarning
 from anyformer.models import Call
 from anyformer.parts.feedforward.balance import VariationBalance
-from anyformer.parts.feedforward.moe import NoisyTopK
+from anyformer.parts.feedforward.routers import NoisyTopK
 
 TYPES = ("mixtral", "switch_transformers", "deepseek_v2", "deepseek_v3")
 ROUTED = [case for case in cases() if case.model_type in TYPES]

@@ -13,7 +13,8 @@ from torch import Tensor
 from anyformer.kernels import few_experts
 from anyformer.kernels.triton_launch import HAS_TRITON
 from anyformer.parts.feedforward.mlp import MLP, GatedMLP
-from anyformer.parts.feedforward.moe import ExpertsModule, MoE, Routing, TopK
+from anyformer.parts.feedforward.moe import ExpertsModule, MoE
+from anyformer.parts.feedforward.routers import Routing, TopK
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

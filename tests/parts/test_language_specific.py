@@ -13,7 +13,8 @@ import anyformer as af
 from anyformer import families
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.feedforward.moe import MoE, TopK
+from anyformer.parts.feedforward.moe import MoE
+from anyformer.parts.feedforward.routers import TopK
 from anyformer.parts.language_specific import LanguageSpecific
 from anyformer.parts.mask import Causal
 from anyformer.runtime.context import Context, TokenIds

@@ -12,7 +12,8 @@ from anyformer.kernels import reversible
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.attention.lsh import LSHAttention
 from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.feedforward.moe import MoE, TopK
+from anyformer.parts.feedforward.moe import MoE
+from anyformer.parts.feedforward.routers import TopK
 from anyformer.parts.layer_mix import LayerMix
 from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm

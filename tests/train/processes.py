@@ -24,7 +24,8 @@ from anyformer.objectives.causal import NextToken
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.translate import Translate
 from anyformer.parts.feedforward.mlp import GatedMLP
-from anyformer.parts.feedforward.moe import ExpertsModule, MoE, Switch
+from anyformer.parts.feedforward.moe import ExpertsModule, MoE
+from anyformer.parts.feedforward.routers import Switch
 from anyformer.parts.norm import RMSNorm
 from anyformer.parts.position.absolute import DistanceBias
 from anyformer.runtime.context import Context

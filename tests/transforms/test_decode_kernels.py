@@ -13,7 +13,8 @@ import anyformer as af
 from anyformer.kernels import decode, few_rows
 from anyformer.models import Call
 from anyformer.parts.feedforward.mlp import GatedMLP
-from anyformer.parts.feedforward.moe import MoE, TopK
+from anyformer.parts.feedforward.moe import MoE
+from anyformer.parts.feedforward.routers import TopK
 from anyformer.parts.mask import Causal, Window
 from anyformer.transforms.decode_kernels import decode_kernels
 from anyformer.transforms.quantize import quantize
@@ -49,6 +50,17 @@ CASES: dict[str, tuple[str, dict[str, Any], int]] = {  # name, changes, residual
             ),
         },
         4,
+    ),
+    "sinks, experts without a kernel": (
+        "gpt-oss-20b",
+        {
+            **SMALL,
+            **HEADS,
+            **KV,
+            "decoder.pattern": ("sliding", "full"),
+            "decoder.layers.feedforward.op.num_experts": 6,
+        },
+        2,
     ),
     "recurrence by heads": (
         "mamba2-130m",

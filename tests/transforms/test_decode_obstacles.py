@@ -11,7 +11,10 @@ from torch import nn
 import anyformer as af
 from anyformer.kernels import few_experts, few_rows
 from anyformer.models import Call
+from anyformer.parts.feedforward.clamped_mlp import ClampedGatedMLP
+from anyformer.parts.feedforward.mlp import GatedMLP, GatedMLPModule
 from anyformer.parts.norm import ScaleNorm
+from anyformer.specs.part import Site
 from anyformer.stacks.sublayer import SublayerModule
 from anyformer.transforms import lora
 from anyformer.transforms.decode_kernels import decode_kernels, norm_weights, obstacle, remembers, route, takes
@@ -68,6 +71,25 @@ def test_what_differs_is_said() -> None:
     experts = model.decoder.layers[0].feedforward.op.experts
     experts.up.data = experts.up.data.mT.contiguous().mT
     assert obstacles(model) == [None, "an unusual kind of experts"]
+
+
+class ShiftedGate(GatedMLP, sees="itself"):
+    """Has an activation that kernels know, but a different function around it."""
+
+    def inner(self, gate: Any, up: Any) -> Any:
+        return super().inner(gate + 1, up)
+
+    def build(self, site: Any) -> nn.Module:
+        return GatedMLPModule(self, site.width)
+
+
+@pytest.mark.parametrize("kind", [ClampedGatedMLP, ShiftedGate])
+def test_a_feed_forward_with_another_inner_function_has_no_program(kind: Any) -> None:
+    why = "an activation without a kernel"
+    assert obstacles(mixtral(**{"decoder.layers.feedforward.op.expert": kind(width=24)})) == [None, why]
+    model = llama()
+    model.decoder.layers[0].feedforward.op = kind(width=48).build(Site(width=32))
+    assert obstacles(model)[1] == why
 
 
 @pytest.mark.parametrize(
@@ -128,6 +150,15 @@ def test_norms_of_one_dimension_have_a_program() -> None:
     assert norm_weights(nn.LayerNorm(few_rows.WIDEST + 1)) is None
 
 
+def test_a_router_with_a_bias_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(few_rows, "linear", lambda x, weights, biases: given.append((weights, biases)))
+    monkeypatch.setattr(few_experts, "choose", lambda *values: values)
+    op = mixtral(**{"decoder.layers.feedforward.op.router.bias": True}).decoder.layers[0].feedforward.op
+    route(op, torch.zeros(1, 32), context(1))
+    assert given == [([op.router.weight], [op.router.bias])] and op.router.bias is not None
+
+
 @torch.no_grad()
 def test_a_router_without_a_program_routes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """A router that computes in fp32 in a bf16 model runs as a plain module; the usual router is fused."""
@@ -142,7 +173,6 @@ def test_a_router_without_a_program_routes_itself(monkeypatch: pytest.MonkeyPatc
         assert all(map(torch.equal, route(op, x, context(1)), expected))
 
 
-@torch.no_grad()
 def test_a_recurrence_needs_a_state_that_is_written_in_place() -> None:
     model, kept = mamba(), []
     step = next(module for module in model.modules() if isinstance(module, SublayerModule))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from anyformer.weights.rules import (
+    Alternate,
     Concat,
     Copies,
     Heads,
@@ -52,6 +53,7 @@ RULES: dict[str, tuple[Rule, list[Tensor], list[Any]]] = {
     "interleave": (Interleave("a", ["x", "y"], groups=2), [M], [[[0, 1, 2, 3], [8, 9, 10, 11]],
                                                                  [[4, 5, 6, 7], [12, 13, 14, 15]]]),
     "interleave, one group": (Interleave("a", ["x", "y"], groups=1), [M], [A.tolist(), B.tolist()]),
+    "alternate": (Alternate("a", "x"), [M], [[[4 * i, 4 * i + 2, 4 * i + 1, 4 * i + 3] for i in range(N)]]),
     "concat": (Concat(["a", "b"], "x", [2, 2]), [A, B], [M.tolist()]),
     "concat across": (Concat(["a", "b"], "x", [2, 2], dim=1), [L, R], [M.tolist()]),
     "concat, unequal": (Concat(["a", "b"], "x", [1, 3]), [M[:1], M[1:]], [M.tolist()]),

@@ -14,7 +14,8 @@ from anyformer.models import DecoderModel, Model
 from anyformer.parts.attention.latent import LatentAttention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import GatedMLP
-from anyformer.parts.feedforward.moe import MoE, TopK
+from anyformer.parts.feedforward.moe import MoE
+from anyformer.parts.feedforward.routers import TopK
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool

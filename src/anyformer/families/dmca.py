@@ -19,7 +19,8 @@ from anyformer.parts.attention.attention import Attention
 from anyformer.parts.attention.memory_compressed import BlockAttention, CompressedAttention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.feedforward.moe import MoE, NoisyTopK
+from anyformer.parts.feedforward.moe import MoE
+from anyformer.parts.feedforward.routers import NoisyTopK
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Normal, Xavier
 from anyformer.parts.mask import Causal

@@ -16,7 +16,8 @@ from anyformer.parts.embedding.patches import PatchEmbedding
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.balance import EntropyBalance
 from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.feedforward.moe import MoE, TopK
+from anyformer.parts.feedforward.moe import MoE
+from anyformer.parts.feedforward.routers import TopK
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.similarity import ProjectionHead, SimilarityHead
 from anyformer.parts.init import Initializer, Normal, Xavier

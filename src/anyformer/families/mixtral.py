@@ -12,7 +12,8 @@ from anyformer.families.shared.rope import rope
 from anyformer.models import Model
 from anyformer.parts.feedforward.balance import PooledBalance
 from anyformer.parts.feedforward.mlp import GatedMLP
-from anyformer.parts.feedforward.moe import MoE, TopK
+from anyformer.parts.feedforward.moe import MoE
+from anyformer.parts.feedforward.routers import TopK
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.mask import Causal
 from anyformer.parts.norm import RMSNorm

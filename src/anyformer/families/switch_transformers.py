@@ -14,7 +14,8 @@ from anyformer.parts.activation import activation_named
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.balance import SwitchBalance
 from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.feedforward.moe import MoE, Switch
+from anyformer.parts.feedforward.moe import MoE
+from anyformer.parts.feedforward.routers import Switch
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Normal
 from anyformer.parts.mask import FULL

@@ -19,8 +19,9 @@ from anyformer.parts.embedding.adaptive import AdaptiveTokens
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.balance import SwitchBalance, VariationBalance
 from anyformer.parts.feedforward.mlp import MLP, GatedMLP
-from anyformer.parts.feedforward.moe import MoE, NoisyTopK, Switch
+from anyformer.parts.feedforward.moe import MoE
 from anyformer.parts.feedforward.product_keys import ProductKeyMemory
+from anyformer.parts.feedforward.routers import NoisyTopK, Switch
 from anyformer.parts.halve import Halve
 from anyformer.parts.head.adaptive import AdaptiveHead, MixtureHead
 from anyformer.parts.head.language import LMHead

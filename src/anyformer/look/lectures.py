@@ -116,7 +116,7 @@ def experts(tokens: int = 40, number: int = 8, capacity: int = 6, seed: int = 0)
     import torch
 
     from anyformer.look.figures import heat_maps
-    from anyformer.parts.feedforward.moe import Switch
+    from anyformer.parts.feedforward.routers import Switch
     from anyformer.runtime.context import Context
     from anyformer.specs.part import Site
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from anyformer.look.roles import attention_mixers, calls, routers, short
 from anyformer.look.trace import Trace
-from anyformer.parts.feedforward.moe import Routing
+from anyformer.parts.feedforward.routers import Routing
 from anyformer.specs.messages import nearest, quote
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from anyformer.models import TransformerModule
 from anyformer.models.published import call_published
-from anyformer.parts.feedforward.moe import Routing
+from anyformer.parts.feedforward.routers import Routing
 from anyformer.specs.messages import nearest, quote
 from anyformer.specs.part_errors import name_own_parts
 

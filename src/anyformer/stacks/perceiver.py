@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from anyformer.parts.attention.set_transformer import Across, each_row
 from anyformer.parts.base import Embedding
 from anyformer.parts.embedding.text import TextEmbedding
-from anyformer.parts.feedforward.mlp import MLP, GatedMLP
+from anyformer.parts.feedforward.base import FeedForward
 from anyformer.parts.head.base import Head
 from anyformer.parts.head.classify import ClassifyHead, PooledOutput
 from anyformer.parts.head.language import LMHead
@@ -38,7 +38,7 @@ class Look(Part, sees="itself", called=("cross-attend",)):
     x + feedforward(norm(x)). The Part that contains it chooses the source."""
 
     num_heads: int
-    feedforward: MLP | GatedMLP
+    feedforward: FeedForward
     head_width: int | None = None  # default: width of x / num_heads
     value_width: int | None = None
     norm: Norm | None = LayerNorm()  # pre-norm of x, before attention and before the feed-forward layer

@@ -27,7 +27,8 @@ from anyformer.parts.attention.attention import AttentionModule
 from anyformer.parts.attention.deberta import DebertaAttentionModule
 from anyformer.parts.attention.transparent import TransparentAttentionModule
 from anyformer.parts.feedforward.mlp import GatedMLPModule, MLPModule
-from anyformer.parts.feedforward.moe import ExpertsModule, Routing
+from anyformer.parts.feedforward.moe import ExpertsModule
+from anyformer.parts.feedforward.routers import Routing
 from anyformer.parts.position.bias import AlibiModule, BucketedBiasModule, DistanceBiasModule
 from anyformer.parts.position.rotary import RopeModule
 

@@ -29,7 +29,8 @@ from anyformer.kernels.mamba_step import conv_step, dual_step, selective_step
 from anyformer.parts.activation import ACTIVATIONS
 from anyformer.parts.attention.attention import AttentionModule
 from anyformer.parts.feedforward.mlp import GatedMLPModule, MLPModule
-from anyformer.parts.feedforward.moe import ExpertsModule, MoEModule, TopKModule
+from anyformer.parts.feedforward.moe import ExpertsModule, MoEModule
+from anyformer.parts.feedforward.routers import TopKModule
 from anyformer.parts.norm import RMSNormModule
 from anyformer.parts.position.rotary import RopeModule
 from anyformer.parts.recurrent.mamba import ConvolvingModule, SelectiveStateModule
@@ -355,7 +356,7 @@ def route(op: MoEModule, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
     if not chooses_plainly(op.router, x.dtype):
         routing = op.router(x[:, None], ctx)
         return routing.experts, routing.weights
-    logits, part = few_rows.linear(x, [op.router.weight], [None]), op.router.part
+    logits, part = few_rows.linear(x, [op.router.weight], [op.router.bias]), op.router.part
     return few_experts.choose(logits, part.top_k, part.score, part.normalize, part.scale)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -180,6 +180,16 @@ class Interleave(Rule):
         return [join([tensor.unflatten(0, (self.groups, 1, -1)) for tensor in tensors], 1).flatten(0, 2)]
 
 
+class Alternate(Rename):
+    """The two halves of our last dimension (gates and values) are stored alternately: gate, value, gate, ..."""
+
+    def load(self, tensors: list[Tensor], shapes: list[torch.Size]) -> list[Tensor]:
+        return [tensors[0].unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)]
+
+    def save(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [tensors[0].unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)]
+
+
 class Concat(Rule):
     """Several published tensors, concatenated along `dim`, are one of ours."""
 
@@ -285,19 +295,28 @@ def _present_name(name: str, known: set[str]) -> str:
     return next((new for new in renamed if new in known), name)
 
 
-def plan(rules: Iterable[Rule], targets: Iterable[str], prefix: str = "") -> tuple[list[RuleStep], list[str]]:
-    """Return the steps that fill `targets` (our names), and the targets without a rule. `~` becomes `prefix`."""
+def plan(
+    rules: Iterable[Rule], targets: Iterable[str], prefix: str = "", stored: Collection[str] | None = None
+) -> tuple[list[RuleStep], list[str]]:
+    """Return the steps that fill `targets` (our names), and the targets without a rule. `~` becomes `prefix`. If a
+    target has several rules, the first one whose sources are all `stored` is used, or else the first one."""
     rules, wanted = list(rules), dict.fromkeys(targets)
     steps, orphans, done = [], [], set()
     for name in wanted:
         if name in done:
             continue
+        chosen: RuleStep | None = None
         for rule in rules:
             bound = rule.bind(name)
             if bound is not None and all(t in wanted for t in bound[1]):
-                steps.append(RuleStep(rule, [s.replace("~", prefix) for s in bound[0]], bound[1]))
-                done.update(bound[1])
-                break
-        else:
+                step = RuleStep(rule, [s.replace("~", prefix) for s in bound[0]], bound[1])
+                complete = stored is None or all(source in stored for source in step.sources)
+                chosen = step if complete or chosen is None else chosen
+                if complete:
+                    break
+        if chosen is None:
             orphans.append(name)
+        else:
+            steps.append(chosen)
+            done.update(chosen.targets)
     return steps, orphans

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from anyformer.parts.feedforward.clamped_mlp import ClampedGatedMLP
 from anyformer.parts.feedforward.mlp import MLP, GatedMLP
 from small import close, compiled_equals_eager, context, made
 
@@ -32,6 +33,19 @@ def test_gated(kind: str, bias: bool) -> None:
     inner = function(module.gate(x)) * module.up(x)
     close(module(x, context(5)), module.down(inner))
     assert (module.gate.bias is not None) is bias
+
+
+def test_clamped_is_the_published_function() -> None:
+    from transformers import GptOssConfig
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
+    sizes = {"hidden_size": D, "intermediate_size": 20, "num_local_experts": 1}
+    published = GptOssExperts(GptOssConfig(**sizes, swiglu_limit=0.7, swiglu_alpha=1.3))
+    module, x = made(ClampedGatedMLP(width=20, limit=0.7, alpha=1.3), D), 3 * torch.randn(2, 5, D)
+    gate, up = module.gate(x), module.up(x)
+    assert gate.max() > 0.7 and gate.min() < -0.7 and up.max() > 0.7 and up.min() < -0.7
+    inner = published._apply_gate(torch.stack((gate, up), dim=-1).flatten(-2))
+    close(module(x, context(5)), module.down(inner))
 
 
 def test_glu_equals_torch() -> None:

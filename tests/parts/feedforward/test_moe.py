@@ -8,8 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.kernels.grouped import gathered_linear, grouped_linear
+from anyformer.parts.feedforward.base import FeedForward
+from anyformer.parts.feedforward.clamped_mlp import ClampedGatedMLP
 from anyformer.parts.feedforward.mlp import MLP, GatedMLP
-from anyformer.parts.feedforward.moe import GShard, MoE, NoisyTopK, Switch, TopK, rebalance
+from anyformer.parts.feedforward.moe import MoE, rebalance
+from anyformer.parts.feedforward.product_keys import ProductKeyMemory
+from anyformer.parts.feedforward.routers import GShard, NoisyTopK, Switch, TopK
 from anyformer.runtime.context import Context
 from anyformer.specs.part import Site
 
@@ -34,7 +38,11 @@ def one_expert(module, part: MoE, e: int, x: Tensor) -> Tensor:
     inner = x @ module.experts.up[e]
     if module.experts.up_bias is not None:
         inner = inner + module.experts.up_bias[e]
-    if isinstance(part.expert, GatedMLP):
+    if isinstance(part.expert, ClampedGatedMLP):
+        gate, up = inner.chunk(2)
+        gate, up = torch.minimum(gate, torch.tensor(0.6)), up.clamp(-0.6, 0.6)
+        inner = gate / (1 + torch.exp(-1.3 * gate)) * (up + 1)
+    elif isinstance(part.expert, GatedMLP):
         gate, up = inner.chunk(2)
         inner = F.silu(gate) * up
     else:
@@ -48,11 +56,16 @@ ROUTERS = {
     "v2": TopK(top_k=3, normalize=False, scale=2.0, groups=3, top_groups=2, float32=True),
     "v3": TopK(top_k=2, score="sigmoid", groups=2, top_groups=1, group_best=2, correction=True, scale=2.5),
     "all": TopK(top_k=E),
+    "gpt-oss": TopK(top_k=2, bias=True),
+    "biased v2": TopK(top_k=2, bias=True, float32=True),
     "noisy": NoisyTopK(top_k=2),
 }
 
 
-@pytest.mark.parametrize("expert", [GatedMLP(width=9), GatedMLP(width=9, bias=True), MLP(width=9)], ids=repr)
+CLAMPED = ClampedGatedMLP(width=9, alpha=1.3, limit=0.6)
+
+
+@pytest.mark.parametrize("expert", [GatedMLP(width=9), GatedMLP(width=9, bias=True), MLP(width=9), CLAMPED], ids=repr)
 @pytest.mark.parametrize("name", ROUTERS)
 def test_experts_are_a_loop_over_tokens(name: str, expert) -> None:
     part = MoE(num_experts=E, router=ROUTERS[name], expert=expert, shared=MLP(width=5))
@@ -63,6 +76,8 @@ def test_experts_are_a_loop_over_tokens(name: str, expert) -> None:
     expected = []
     for token in x.flatten(0, 1):
         logits = module.router.weight @ token
+        if getattr(module.router, "bias", None) is not None:
+            logits = logits + module.router.bias
         if name == "noisy":
             scores, best = logits.topk(2)
             chosen = dict(zip(best.tolist(), scores.softmax(-1), strict=True))
@@ -283,3 +298,61 @@ def test_what_cannot_be_is_refused() -> None:
         MoE(num_experts=E, router=TopK(top_k=7), expert=MLP(width=9))
     with pytest.raises(ValueError, match="top_groups"):
         TopK(top_k=2, groups=2, top_groups=3)
+
+
+class Squared(FeedForward, sees="itself"):
+    """A kind that the library does not have."""
+
+    def inner(self, up: Tensor) -> Tensor:
+        return up * up
+
+
+def test_any_feed_forward_can_be_an_expert() -> None:
+    """Only its inner function is called: it does not need a module."""
+    module = made(MoE(num_experts=E, router=TopK(top_k=E, normalize=True), expert=Squared(width=5)))
+    x = torch.randn(B, T, D, generator=torch.Generator().manual_seed(1))
+    weights = (x @ module.router.weight.T).softmax(-1)
+    inner = torch.einsum("btd,edf->btef", x, module.experts.up) + module.experts.up_bias
+    outputs = torch.einsum("btef,efd->bted", inner * inner, module.experts.down) + module.experts.down_bias
+    assert torch.allclose(module(x, context()), (weights[..., None] * outputs).sum(2), atol=1e-5)
+    with pytest.raises(ValueError, match="FeedForward"):
+        MoE(num_experts=2, router=TopK(), expert=ProductKeyMemory(keys=4, top_k=2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("published", ["gpt_oss", "qwen3_moe", "qwen3_moe unnormalised"])
+def test_the_router_is_the_published_one(published: str, dtype: torch.dtype) -> None:
+    """gpt-oss computes the softmax of the chosen scores, Qwen3-MoE that of all, divided by the sum of the chosen. Both
+    round the weights to the model's dtype; we round their products with the experts' outputs."""
+    from transformers import GptOssConfig, Qwen3MoeConfig
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
+
+    width, count, k = 48, 32, 4
+    sizes = {"hidden_size": width, "num_local_experts": count, "num_experts_per_tok": k}
+    if published == "gpt_oss":
+        theirs, part = GptOssTopKRouter(GptOssConfig(**sizes)), TopK(top_k=k, bias=True)
+    else:
+        normalize = "unnormalised" not in published
+        theirs = Qwen3MoeTopKRouter(Qwen3MoeConfig(**sizes, norm_topk_prob=normalize))
+        part = TopK(top_k=k, normalize=normalize)
+    mine = part.make(Site(width=width, address="router"), count)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+            mine.get_parameter(name).copy_(parameter)
+    theirs, mine = theirs.to(dtype), mine.to(dtype)
+    x = torch.randn(4, 500, width, generator=generator).to(dtype)
+    with torch.no_grad():
+        logits, weights, experts = theirs(x.flatten(0, 1))
+        routing = mine(x, context())
+    assert torch.equal(routing.logits, logits) and weights.dtype == dtype and routing.weights.dtype == torch.float32
+    # as sets of (expert, weight): our experts of a token are in no particular order
+    expected = torch.zeros(len(logits), count).scatter(1, experts, weights.float())
+    found = torch.zeros(len(logits), count).scatter(1, routing.experts, routing.weights)
+    assert torch.equal(expected > 0, found > 0)
+    # half a unit in the last place
+    assert torch.allclose(
+        found, expected, rtol=0.51 * torch.finfo(dtype).eps if dtype != torch.float32 else 1e-6, atol=0
+    )

@@ -17,7 +17,8 @@ from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.patches import PatchEmbedding, VideoEmbedding
 from anyformer.parts.embedding.prefix import PrefixTokens
 from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.feedforward.moe import MoE, TopK
+from anyformer.parts.feedforward.moe import MoE
+from anyformer.parts.feedforward.routers import TopK
 from anyformer.parts.grid.local_relation import LocalRelation
 from anyformer.parts.grid.merge import Merge
 from anyformer.parts.grid.pooled_attention import GridPool, PooledAttention, Skip

@@ -182,7 +182,7 @@ class Family:
         """Plan how stored tensors fill the addresses `targets` of a model with this description."""
         names = self.current_names(stored)
         prefix = self.prefix_in(names, spec.architecture)
-        steps, orphans = plan(self.rules(spec), targets, prefix)
+        steps, orphans = plan(self.rules(spec), targets, prefix, names)
         assert not orphans, f"{self.name} has no rule for {orphans}"
         return Matched(names, steps, [template.replace("~", prefix) for template in self.dropped])
 
@@ -226,7 +226,9 @@ class Family:
                         f"{self.name} config: {name}={quote(value)} is not supported ({field.why}); valid: {valid}"
                     )
                 continue
-            if value is None and isinstance(field.default, float):  # null means the default: nothing else could run
+            if value is None and isinstance(
+                field.default, (float, dict)
+            ):  # null means the default: nothing else could run
                 continue
             if isinstance(field, Field) and (reason := explain_misfit(name, value, field)):
                 raise ValueError(f"{self.name} config: {name}={quote(value)} is {reason}")
@@ -246,7 +248,7 @@ class Family:
             raise ValueError(f"{self.name} config: {self._name_bad_field(values, config)}") from error
         recovered = self.recover(spec)
         named = ("_class_name",) if self.library == "diffusers" else ()
-        not_kept = ("model_type", "architectures", "id2label", "label2id", *named)
+        not_kept = ("model_type", "architectures", "id2label", "label2id", "quantization_config", *named)
         kept = {**{n: v for n, v in config.items() if n not in not_kept}, **tables}
         return spec.replace(source={n: v for n, v in kept.items() if n not in recovered or recovered[n] != v})
 

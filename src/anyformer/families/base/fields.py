@@ -84,6 +84,15 @@ class Fixed:
 
 
 @dataclasses.dataclass(frozen=True)
+class Quantized(Fixed):
+    """`quantization_config` of a family whose weight rules dequantise: the methods in `allowed` are read. It is not
+    written, because exports have plain weights."""
+
+    def takes(self, value: Any) -> bool:
+        return value is None or (isinstance(value, Mapping) and value.get("quant_method") in self.allowed)
+
+
+@dataclasses.dataclass(frozen=True)
 class Removed(Fixed):
     """A config field that published classes no longer read. With a value other than its old default it counts as an
     unknown field, and loading warns."""

@@ -15,7 +15,7 @@ from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
 from anyformer.parts.mask import All, Causal, Full, Mask, Window
-from anyformer.specs.addresses import value_at
+from anyformer.specs.addresses import find, value_at
 
 
 def tag_bias(spec: Model) -> bool:
@@ -81,6 +81,22 @@ def windowed_mask(address: str) -> dict[str, Field]:
     return {
         "sliding_window": entry(address, read=lambda size, c: decoder_mask(size, c.is_causal), write=window_size),
         "is_causal": causal(address),
+    }
+
+
+def optional_window(address: str, default: int) -> dict[str, Field]:
+    """Like `windowed_mask`, but sliding_window (with this published default) needs use_sliding_window=True."""
+
+    def mask(spec: Model) -> Mask:
+        return next(mask for _, mask in find(spec, address))
+
+    def read(size: int | None, c: Config) -> Mask:
+        return decoder_mask(size if c.use_sliding_window else None, c.is_causal)
+
+    return {
+        "use_sliding_window": Field(False, lambda spec: window_size(mask(spec)) is not None),
+        "sliding_window": entry(address, default=default, read=read, write=window_size),
+        "is_causal": causal(mask),
     }
 
 

@@ -85,16 +85,20 @@ def _scaling(kind: str, given: Mapping[str, Any], longest: int) -> RopeScaling |
 
 
 def rope(
-    address: str, theta: float | None = None, fraction: float = 1.0, interleaved: Callable[[Config], bool] | None = None
+    address: str,
+    theta: float | None = None,
+    fraction: float = 1.0,
+    interleaved: Callable[[Config], bool] | None = None,
+    default: dict[str, Any] | None = None,
 ) -> dict[str, Entry]:
-    """Return the entries of rotary positions at an address. `theta` is the family's published default; `interleaved`
-    is whether neighbouring channels form a rotated pair."""
+    """Return the entries of rotary positions at an address. `theta` and `default` are the family's published defaults
+    of rope_theta and rope_parameters; `interleaved` is whether neighbouring channels form a rotated pair."""
 
     def read(value: Any, c: Config) -> Rope:
         return read_rope(c, fraction).replace(interleaved=interleaved is not None and interleaved(c))
 
     return {
-        "rope_parameters": entry(address, default=None, within=ROPE, read=read, write=write_rope),
+        "rope_parameters": entry(address, default=default, within=ROPE, read=read, write=write_rope),
         "rope_theta": read_only(theta),
         "rope_scaling": read_only(within=ROPE),
         "original_max_position_embeddings": read_only(),

@@ -25,7 +25,8 @@ from anyformer.look.trace import trace
 from anyformer.models import Model
 from anyformer.parts.feedforward.balance import PooledBalance
 from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.feedforward.moe import MoE, TopK
+from anyformer.parts.feedforward.moe import MoE
+from anyformer.parts.feedforward.routers import TopK
 from anyformer.train.progress import read_metrics
 from anyformer.train.trainer import Trainer
 

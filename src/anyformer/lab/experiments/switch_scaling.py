@@ -25,7 +25,8 @@ from anyformer.look.trace import trace
 from anyformer.models import Model
 from anyformer.parts.feedforward.balance import SwitchBalance
 from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.feedforward.moe import MoE, Switch
+from anyformer.parts.feedforward.moe import MoE
+from anyformer.parts.feedforward.routers import Switch
 
 CLAIM = (
     "the mean loss falls with every larger number of experts, and with every seed from the smallest number to the "

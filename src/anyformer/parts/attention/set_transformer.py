@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from anyformer.parts.attention.attention import Attention, AttentionModule
 from anyformer.parts.attention.linear import Projections
-from anyformer.parts.feedforward.mlp import MLP, GatedMLP
+from anyformer.parts.feedforward.base import FeedForward
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.runtime.context import Context, Memory
@@ -63,8 +63,8 @@ class Seeds(Part, sees="itself", called=("PMA", "pooling by multi-head attention
 
     num_heads: int
     count: int = 1
-    before: MLP | GatedMLP | None = None  # applied to each token first
-    feedforward: MLP | GatedMLP | None = None
+    before: FeedForward | None = None  # applied to each token first
+    feedforward: FeedForward | None = None
     norm: Norm | None = LayerNorm()
     bias: str = "qkvo"  # projections that have a bias
     dropout: float = 0.0  # on the attention weights

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.parts.attention.attention import Attention, AttentionModule
-from anyformer.parts.feedforward.mlp import MLP, GatedMLP
+from anyformer.parts.feedforward.base import FeedForward
 from anyformer.parts.fused_linear import effective_weight
 from anyformer.runtime.context import Context
 from anyformer.specs.part import Site
@@ -19,7 +19,7 @@ class BranchedAttention(Attention, sees="past", called=("Weighted Transformer", 
     """Each head's result is projected by its own part of `o`, weighted and passed through a feed-forward that all heads
     share; the results are weighted again and added. Both sets of weights are learned and add up to 1."""
 
-    feedforward: MLP | GatedMLP
+    feedforward: FeedForward
 
     def build(self, site: Site) -> nn.Module:
         return BranchedAttentionModule(self, site)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ClassVar
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.linear import cast_for_autocast
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.feedforward.base import FeedForward
 from anyformer.parts.fused_linear import Joined, LinearThenGELU
-from anyformer.parts.op import Op, Reshaping
+from anyformer.parts.op import Reshaping
 from anyformer.runtime.context import Context
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.checks import at_least
 from anyformer.specs.part import Site
 
 
 class MLP(
+    FeedForward,
     Reshaping,
     sees="itself",
     called=(
@@ -28,14 +33,14 @@ class MLP(
 ):
     """down(activation(up(x)))"""
 
-    width: int  # F, inner width
     activation: Activation = "gelu"
-    bias: bool = True
-    dropout: float = 0.0  # on the inner activations
 
     def check(self) -> None:
-        at_least(self, 1, "width", "out")
-        chance(self, "dropout")
+        super().check()
+        at_least(self, 1, "out")
+
+    def inner(self, up: Tensor) -> Tensor:  # type: ignore[override]
+        return ACTIVATIONS[self.activation](up)
 
     def build(self, site: Site) -> nn.Module:
         return MLPModule(self, site.width)
@@ -46,21 +51,21 @@ class MLPModule(nn.Module):
         super().__init__()
         self.up = nn.Linear(width, part.width, bias=part.bias)
         self.down = nn.Linear(part.width, part.out_width(width), bias=part.bias)
-        self.activation, self.dropout = ACTIVATIONS[part.activation], part.dropout
+        self.part, self.activation, self.dropout = part, activation_of(part), part.dropout
         self.up_gelu: LinearThenGELU | None = None  # set by transforms/fuse.py: both as one operation, for training
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if self.up_gelu is not None and self.up_gelu.covers(self.up, x):
             inner = self.up_gelu(x)
         else:
-            inner = self.activation(self.up(x))
+            inner = self.part.inner(self.up(x))
         if self.dropout and self.training:
             inner = F.dropout(inner, self.dropout)
         return self.down(inner)
 
 
 class GatedMLP(
-    Op,
+    FeedForward,
     sees="itself",
     called=(
         "SwiGLU (activation='silu')",
@@ -72,27 +77,26 @@ class GatedMLP(
 ):
     """down(activation(gate(x)) * up(x)): SwiGLU, GeGLU, ReGLU, GLU, LiGLU by the activation [Shazeer 2020]"""
 
-    width: int  # F, inner width
+    gated: ClassVar[bool] = True
+
     activation: Activation = "silu"
     bias: bool = False
-    dropout: float = 0.0  # on the inner activations
 
-    def check(self) -> None:
-        at_least(self, 1, "width")
-        chance(self, "dropout")
+    def inner(self, gate: Tensor, up: Tensor) -> Tensor:  # type: ignore[override]
+        return ACTIVATIONS[self.activation](gate) * up
 
     def build(self, site: Site) -> nn.Module:
         return GatedMLPModule(self, site.width)
 
 
 class GatedMLPModule(nn.Module):
-    def __init__(self, part: GatedMLP, width: int) -> None:
+    def __init__(self, part: FeedForward, width: int) -> None:
         super().__init__()
         self.gate = nn.Linear(width, part.width, bias=part.bias)
         self.up = nn.Linear(width, part.width, bias=part.bias)
         self.down = nn.Linear(part.width, width, bias=part.bias)
         self.gate_up: Joined | None = None  # set by transforms/fuse.py: both as one product
-        self.activation, self.dropout = ACTIVATIONS[part.activation], part.dropout
+        self.part, self.activation, self.dropout = part, activation_of(part), part.dropout
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if self.gate_up is not None and self.gate_up.covers(self.gate, self.up):
@@ -100,7 +104,13 @@ class GatedMLPModule(nn.Module):
         else:
             x = cast_for_autocast(x)
             gate, up = self.gate(x), self.up(x)
-        inner = self.activation(gate) * up
+        inner = self.part.inner(gate, up)
         if self.dropout and self.training:
             inner = F.dropout(inner, self.dropout)
         return self.down(inner)
+
+
+def activation_of(part: FeedForward) -> Callable[[Tensor], Tensor] | None:
+    """Return the activation if `inner` is activation(up) or activation(gate) * up, which fused kernels compute."""
+    plain = isinstance(part, (MLP, GatedMLP)) and type(part).inner in (MLP.inner, GatedMLP.inner)
+    return ACTIVATIONS[part.activation] if plain else None

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from anyformer.parts.grid.layout import Grid
+from anyformer.runtime.grid import Grid
 from anyformer.parts.head.base import NamedTensors
 from anyformer.parts.head.classify import ClassifyHead, ClassifyModule
 from anyformer.runtime.context import Context
