@@ -18,8 +18,8 @@ from anyformer.parts.feedforward.clamped_mlp import ClampedGatedMLP
 from anyformer.parts.feedforward.moe import MoE
 from anyformer.parts.feedforward.routers import TopK
 from anyformer.parts.head.language import LMHead
-from anyformer.parts.position.rotary import Rope, YarnScaling
 from anyformer.parts.mask import Causal, Mask, Window
+from anyformer.parts.position.rotary import Rope, YarnScaling
 from anyformer.specs.addresses import edit
 from anyformer.stacks.block import Block
 from anyformer.weights.mxfp4 import MXFP4

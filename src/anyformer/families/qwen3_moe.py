@@ -16,9 +16,9 @@ from anyformer.parts.feedforward.mlp import GatedMLP
 from anyformer.parts.feedforward.moe import MoE
 from anyformer.parts.feedforward.routers import TopK
 from anyformer.parts.head.language import LMHead
+from anyformer.parts.mask import Causal
 from anyformer.parts.norm import RMSNorm
 from anyformer.parts.position.rotary import Rope
-from anyformer.parts.mask import Causal
 from anyformer.specs.addresses import edit
 
 HEADS = Attention(

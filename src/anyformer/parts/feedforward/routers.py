@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.runtime.context import Context
-from anyformer.runtime.visibility import first_of_document
 from anyformer.runtime.state import PerToken
 from anyformer.runtime.taps import ROUTER, TapNames
+from anyformer.runtime.visibility import first_of_document
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Part, Site
 

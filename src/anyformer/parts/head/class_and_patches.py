@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from anyformer.runtime.grid import Grid
 from anyformer.parts.head.base import NamedTensors
 from anyformer.parts.head.classify import ClassifyHead, ClassifyModule
 from anyformer.runtime.context import Context
+from anyformer.runtime.grid import Grid
 from anyformer.specs.part import Site
 
 
