@@ -60,7 +60,7 @@ OWN_INPUTS = {
     "SameDocument",
     "Padding",
 }  # kinds that need extra inputs
- {"Router", "Pool", "Summary"=UNASKED = {"Router", "Pool", "PredictionPool", "Summary"= {"Router", "Pool", "Summary", "Several", "Seeds"}
+UNASKED = {"Router", "Pool", "PredictionPool", "Summary", "Several", "Seeds"}
 
 
 @pytest.mark.parametrize("kind", MASKS)

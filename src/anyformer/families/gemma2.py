@@ -12,8 +12,8 @@ from anyformer.families.shared.layer_types import decoder_entries
 from anyformer.parts import Attention, Block, Causal, GatedMLP, Rope, SoftCap, Stack, Sublayer, Window
 from anyformer.parts.embedding.scaled_tokens import ScaledTokens
 from anyformer.parts.head.capped import CappedHead
+from anyformer.parts.mask import Mask
 from anyformer.parts.zero_centered_norm import ZeroCenteredRMSNorm
-from anyformer.runtime.mask import Mask
 
 NORM = ZeroCenteredRMSNorm(eps=1e-6)
 

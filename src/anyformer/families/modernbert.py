@@ -10,9 +10,8 @@ from anyformer.families.shared.layer_types import pattern, window_around
 from anyformer.models import EncoderModel
 from anyformer.parts import Attention, Block, Full, GatedMLP, LayerNorm, Rope, Stack, Sublayer, TextEmbedding, Tokens
 from anyformer.parts.later_norm import LaterLayerNorm
-from anyformer.parts.mask import Window
+from anyformer.parts.mask import Mask, Window
 from anyformer.parts.truncated_init import TruncatedNormal
-from anyformer.runtime.mask import Mask
 
 ATTENTION, MLP = "encoder.layers.attention.op", "encoder.layers.feedforward.op"
 ROPE = "encoder.layers.{}.attention.op.position"

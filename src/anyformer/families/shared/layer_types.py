@@ -9,8 +9,7 @@ from anyformer.families.base.fields import Absent
 from anyformer.families.base.template import Config, Entry, entry, read_only
 from anyformer.families.shared.heads import causal, decoder_mask, window_size
 from anyformer.models import DecoderModel, Model
-from anyformer.parts.mask import Window
-from anyformer.runtime.mask import Mask
+from anyformer.parts.mask import Mask, Window
 from anyformer.specs.addresses import edit, find, value_at
 from anyformer.specs.messages import quote
 from anyformer.stacks.stack import Stack
