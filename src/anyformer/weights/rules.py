@@ -266,7 +266,12 @@ class Matched(NamedTuple):
     dropped: list[str]  # templates of tensors that may be unused, because they have no learned values
 
 
-EARLIER = ((".learned_scale.", ".scores.{i}."), (".talk.", ".scores.{i}."))  # parts of our names -> the present ones
+EARLIER = (  # parts of our names -> the present ones
+    (".learned_scale.", ".scores.{i}."),
+    (".talk.", ".scores.{i}."),
+    (".pool.seeds.", ".pool.take.seeds."),
+    (".pool.norm.", ".pool.norm.part."),
+)
 
 
 def same_names(spec: object, stored: list[str], targets: list[str]) -> Matched:
