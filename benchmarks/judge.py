@@ -27,6 +27,7 @@ from anyformer.parts.embedding.autoencoder import ConvEmbedding
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import MeanTokens
 from anyformer.parts.init import Kaiming
 from anyformer.parts.norm import LayerNorm
 from anyformer.stacks.block import Block
@@ -43,7 +44,7 @@ JUDGE = EncoderModel(
     width=128,
     embedding=ConvEmbedding(image_size=(28, 28), channels=1, widths=(32, 64, 128), blocks=1, kernel=3),
     encoder=Stack(layers=LAYER, depth=2, norm=LayerNorm()),
-    head=ClassifyHead(num_labels=10, pool=Pool(take="mean", dropout=0.1)),
+    head=ClassifyHead(num_labels=10, pool=Pool(take=MeanTokens(), dropout=0.1)),
     init={"*": Kaiming(gain=1.0)},
 )
 

@@ -115,7 +115,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "RandomFeatures": {"count": 256},
 }
 NECKS: dict[str, dict[str, Any]] = {
-    "LayerMix": {}, "TextOnly": {},
+    "LayerMix": {}, "TextOnly": {}, "UnusedNeck": {"part": {"kind": "MLP", "width": 8}},
     "SpeechNeck": {"norm": {"kind": "LayerNorm"}, "adapter": {"kind": "ConvolutionAdapter", "width": 16, "depth": 1}},
 }  # fmt: skip
 TEXTS: dict[str, dict[str, Any]] = {

@@ -23,6 +23,7 @@ from anyformer.parts.head.base import Head
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import MeanTokens, Pooling
 from anyformer.parts.init import Initializer, Normal
 from anyformer.parts.mask import Causal, Mask, Window
 from anyformer.runtime.context import Context
@@ -46,7 +47,8 @@ def test_every_kind_says_what_a_token_sees() -> None:
     """Every kind that runs in a stack declares what a token sees. Heads, initialisers and models do not need to."""
     for name, kind in OURS.items():
         runs = any({"build", "make", "allows"} & vars(base).keys() for base in kind.__mro__ if base is not Part)
-        if runs and not issubclass(kind, (Head, Model, Initializer)) and kind is not Mask and name not in UNASKED:
+        asked = not issubclass(kind, (Head, Model, Initializer, Pooling)) and name not in UNASKED
+        if runs and asked and kind is not Mask:
             assert kind.said is not None, f"{name} does not declare what a token sees"
             known = NOT_FOR_TEXT.union(*SLOTS.values())
             assert name in known, f"{name}: no test swaps it in"
@@ -169,7 +171,7 @@ def test_the_decoder_of_a_pair_writes_and_its_encoder_does_not() -> None:
 
 def test_a_decoder_that_does_not_write_may_look_ahead() -> None:
     """A classifier with a decoder may be bidirectional, but then it has no cache: later tokens change earlier ones."""
-    head = ClassifyHead(num_labels=3, pool=Pool(take="mean"))
+    head = ClassifyHead(num_labels=3, pool=Pool(take=MeanTokens()))
     spec = af.override(plain(head=head), {"decoder.layers.attention.op.mask": {"kind": "Full"}})
     model = stirred(spec).eval()
     assert not model.remembers and model(input_ids=text()).past_key_values is None

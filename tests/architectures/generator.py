@@ -249,11 +249,10 @@ def writing(draw: Draw, slot: Slot) -> dict[str, Any]:
 
 
 def pool(draw: Draw, slot: Slot) -> dict[str, Any]:
-    made = fields(draw, "Pool", slot)
-    if "token ids" not in slot.gives and not slot.careless and made.get("take") in ("last", "token"):
-        made["take"] = "mean"
-    seeds = {"seeds": fields(draw, "Seeds", slot), "dense": True}
-    return made | {"last": {"padding_token": 1}, "token": {"token": 3}, "seeds": seeds}.get(made.get("take", ""), {})
+    ids = ["LastToken", "LastOccurrence"] if "token ids" in slot.gives or slot.careless else []
+    take = fields(draw, draw(st.sampled_from(["FirstToken", "MeanTokens", "SeedPool", "AttentionPool", *ids])), slot)
+    take |= {"padding_token": 1} if take["kind"] == "LastToken" else {}
+    return fields(draw, "Pool", slot) | {"take": take} | ({"dense": True} if take["kind"] == "SeedPool" else {})
 
 
 def memory(draw: Draw, slot: Slot) -> bool:
@@ -400,8 +399,8 @@ FIELDS: dict[str, Any] = {
     "ConvolutionModule.kernel": st.sampled_from((3, 1, 4, 5)), "Windows.size": st.sampled_from((2, 3)),
     "Windows.shift": st.integers(0, 1), "GridBias.size": st.just(4), "TimeMix.width": SMALL,
     "ContinuousGridBias.learned": st.sampled_from((0, 3)),
-    "Pool.take": st.sampled_from(("first", "mean", "last", "token", "seeds")), "Pool.token": KEPT, "Pool.seeds": KEPT,
-    "Seeds.bias": st.sampled_from(("qkvo", "", "o")), "Pool.padding_token": KEPT,
+    "Pool.take": KEPT, "LastToken.padding_token": KEPT, "LastOccurrence.token": st.just(3),
+    "Seeds.bias": st.sampled_from(("qkvo", "", "o")), "AttentionPool.bias": st.sampled_from(("qkvo", "", "o")),
     "Pool.width": KEPT, "Transform.width": KEPT, "CTCHead.blank": st.just(0), "CTCHead.zero_infinity": st.just(True),
     "LMHead.shift": KEPT, "LMHead.unused_bias": KEPT, "QuestionHead.separator": st.just(3),
     "SegmentedSinusoids.mirrored": KEPT, "SegmentedSinusoids.most": KEPT,
@@ -651,6 +650,7 @@ NEVER_DRAWN = {
     "AxialLearned": SIDES,
     "TransparentAttention": "its memory is as wide as all layers together: test_weighted_transformer.py",
     **dict.fromkeys(("TwoTowerModel", "SimilarityHead", "ThreeTowerModel", "SpacesHead"), BOTH),
+    **dict.fromkeys(("SigmoidSimilarityHead", "PooledVector"), BOTH),
     **dict.fromkeys(
         (
             "AutoencoderModel",

@@ -34,7 +34,7 @@ from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.parts.head.contrastive import ContrastHead
 from anyformer.parts.head.image import PixelHead
 from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import LastOccurrence, LastToken
 from anyformer.parts.head.question_span import QuestionHead
 from anyformer.parts.head.speech import FrameHead
 from anyformer.parts.head.tag import TagHead
@@ -318,7 +318,7 @@ def n7_packed_documents_are_texts(model: Any) -> None:
 
 
 def padding_token(spec: Any) -> int:
-    return next((part.padding_token for _, part in walk(spec.head) if isinstance(part, Pool) and part.padding_token), 0)
+    return next((part.padding_token or 0 for _, part in walk(spec.head) if isinstance(part, LastToken)), 0)
 
 
 def loss_of(model: Any, inputs: dict[str, Any]) -> Tensor:
@@ -484,12 +484,11 @@ EXCUSED = (
             lambda part, spec: shortens(spec)),
     Excused("VideoEmbedding", ("N8",), "training drops tokens, so there are fewer tokens than labels",
             lambda part, spec: part.token_drop > 0 and isinstance(spec.head, (LMHead, TagHead))),
-    Excused("Pool", ("G1",), "it reads the vector of one token, which a part of a text may not contain",
-            lambda part, _: part.take == "token"),
+    Excused("LastOccurrence", ("G1",), "it reads the vector of one token, which a part of a text may not contain"),
     Excused("BlockSparseAttention", ("N4",), "blocks include padding, as published"),
     Excused("Funnel", ("N4",), "the published pooling includes padding and drops the last token"),
     Excused("MultipleChoiceHead", ("T5",), "all choices have the same token, which sees no other token, so their scores"
-            " are equal", lambda part, spec: part.pool.take == "token" and not mixes(spec)),
+            " are equal", lambda part, spec: isinstance(part.pool.take, LastOccurrence) and not mixes(spec)),
     Excused("Summary", ("N4",), "published: the last vector and the mean include padding",
             lambda part, _: part.take != "first"),
 )  # fmt: skip

@@ -162,7 +162,7 @@ SOUND = {
 NYSTROM = {"kind": "NystromAttention", "num_heads": 2, "length": 12, "landmarks": 4}
 MLP = {"kind": "MLP", "width": 8}
 ADAPTER = {"kind": "SpeechNeck", "adapter": {"kind": "ConvolutionAdapter", "width": 16, "depth": 1}}
-CHOICE = {"kind": "MultipleChoiceHead", "pool": {"kind": "Pool", "take": "token", "token": 3}}
+CHOICE = {"kind": "MultipleChoiceHead", "pool": {"kind": "Pool", "take": {"kind": "LastOccurrence", "token": 3}}}
 
 
 def encoder(embedding: Any, op: Any, neck: Any = None, head: Any = None) -> Any:

@@ -174,7 +174,8 @@ def test_n4_padding_changes_nothing(case: Case, where: str) -> None:
     inputs = masked(make_inputs(case), spec)
     names = TOKEN_INPUTS if is_text(spec) else (spec.embedding.inputs[0], "attention_mask")
     names = spec.embedding.inputs if lives else names
-    token = getattr(getattr(spec.head, "pool", None), "padding_token", None) or 0
+    pool = None if spec.head is None else spec.head.pool
+    token = 0 if pool is None else pool.take.padding_token or 0
     cases_ = [pad(inputs, where, names, token)] if spec.embedding.hides else []  # or all of it is read
     if is_encoder_decoder(spec):
         cases_.append(pad(inputs, where, ("decoder_input_ids", "decoder_attention_mask")))

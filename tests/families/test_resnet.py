@@ -17,6 +17,7 @@ from anyformer.parts.grid.convolution import Convolution, Convolutions, Residual
 from anyformer.parts.grid.windows import Grid
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import MeanTokens
 from anyformer.parts.norm import LayerNorm
 from anyformer.specs.part import Site
 from anyformer.stacks.block import Block
@@ -136,7 +137,7 @@ def test_a_resnet_before_a_vit() -> None:
     last = Stack(layers=Block(attention=attention), depth=2, norm=LayerNorm())
     hybrid = spec.replace(
         encoder=spec.encoder.replace(stages=(*spec.encoder.stages[:-1], last)),
-        head=ClassifyHead(num_labels=3, pool=Pool(take="mean")), family="", architecture="",
+        head=ClassifyHead(num_labels=3, pool=Pool(take=MeanTokens())), family="", architecture="",
     )  # fmt: skip
     model = af.build(hybrid, seed=0)
     out = model(picture(32, 32), labels=torch.tensor([0, 2]), output_hidden_states=True)

@@ -29,6 +29,7 @@ from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.parts.head.image import PixelHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import LastToken
 from anyformer.parts.head.question_span import QuestionHead
 from anyformer.parts.head.speech import SpeechOutput
 from anyformer.parts.init import Normal
@@ -70,7 +71,8 @@ def stack(*ops: Any) -> Stack:
     (WAVES.replace(position=TreeDepth(scheme=Integer())), MLP(width=4), None, "embedding.position: TreeDepth needs a"
      " row of tokens, which WaveformEmbedding does not give; TextEmbedding does"),
     (IMAGE, MLP(width=4), MultipleChoiceHead(pool=Pool()), "MultipleChoiceHead needs a row of tokens"),
-    (Vectors(), MLP(width=4), ClassifyHead(num_labels=2, pool=Pool(take="last")), "head.pool: Pool needs token ids"),
+    (Vectors(), MLP(width=4), ClassifyHead(num_labels=2, pool=Pool(take=LastToken())),
+     "head.pool.take: LastToken needs token ids"),
 ])  # fmt: skip
 def test_what_parts_need_their_embedding_gives(embedding: Any, op: Any, head: Any, line: str) -> None:
     with pytest.raises(ValueError, match=line):
@@ -115,7 +117,7 @@ def test_pixels_are_drawn_as_they_were_read() -> None:
 
 
 def test_the_last_token_of_a_pair_is_the_decoders() -> None:
-    pool = Pool(take="last", padding_token=0)
+    pool = Pool(take=LastToken(padding_token=0))
     spec = EncoderDecoderModel(
         width=8, embedding=TEXT, encoder=stack(MLP(width=4)), decoder_embedding=TEXT, decoder=stack(CROSS),
         head=ClassifyHead(num_labels=2, pool=pool), init=INIT,

@@ -22,6 +22,7 @@ from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.grid.windows import Windows
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import LastToken, MeanTokens
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal
@@ -151,7 +152,7 @@ def test_a_published_model_reads_short_texts(tmp_path: Any) -> None:
 
 def test_images_and_pictures_of_it() -> None:
     embedding = PatchEmbedding(image_size=(8, 12), patch_size=(4, 4), channels=2)
-    head = ClassifyHead(num_labels=3, pool=Pool(take="mean"))
+    head = ClassifyHead(num_labels=3, pool=Pool(take=MeanTokens()))
     whole = model(PART, embedding=embedding, head=head)
     assert whole(pixel_values=torch.randn(2, 2, 8, 12)).logits.shape == (2, 3)
     assert f"{N} × {W}" in af.draw(whole.spec).svg and "Look" in af.draw(whole.spec).svg
@@ -159,7 +160,7 @@ def test_images_and_pictures_of_it() -> None:
 
 @pytest.mark.parametrize("made, line", [
     (lambda: described(head=SpanHead()), r"^head: SpanHead reads one vector per token, .* encoder\.write"),
-    (lambda: described(head=ClassifyHead(num_labels=2, pool=Pool(take="last"))), r"^head: ClassifyHead reads"),
+    (lambda: described(head=ClassifyHead(num_labels=2, pool=Pool(take=LastToken()))), r"^head: ClassifyHead reads"),
     (lambda: PART.replace(reread=True), r"^Perceiver\.reread is True"),
     (lambda: PART.replace(rounds=2, stack=PART.stack.replace(norm=LayerNorm())), r"^Perceiver\.stack\.norm .* rounds"),
     (lambda: PART.replace(stack=af.override(PART.stack, {"layers.attention.op": LunaAttention(num_heads=2, tokens=2)})),

@@ -174,7 +174,7 @@ def test_other_models(place: Path) -> None:
     fresh = from_table("films.csv", "kind", model="gpt2")
     assert fresh.model.architecture == "GPT2ForSequenceClassification" and fresh.model.labels == ("bad", "good")
     assert fresh.model.embedding.tokens.vocab_size == fresh.vocabulary.size
-    assert fresh.model.head.pool.padding_token == list(fresh.vocabulary.special).index("pad_token")
+    assert fresh.model.head.pool.take.padding_token == list(fresh.vocabulary.special).index("pad_token")
 
 
 def test_a_decoder_without_a_padding_token_learns_labels(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,7 +183,7 @@ def test_a_decoder_without_a_padding_token_learns_labels(place: Path, capsys: py
     af.save(af.build(spec), gpt2(place / "gpt"), format="hf")
     table = ["--csv", "films.csv", "--label", "kind", "--model", "gpt", "--set", "batch.examples=4"]
     assert cli.main(["train", *table, *TINY]) == 0, capsys.readouterr().err
-    assert af.spec("runs/films").head.pool.padding_token == af.processor("gpt").tokenizer.eos_token_id
+    assert af.spec("runs/films").head.pool.take.padding_token == af.processor("gpt").tokenizer.eos_token_id
 
 
 def hybrid(**changes: Any) -> af.parts.DecoderModel:

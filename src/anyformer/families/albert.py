@@ -18,6 +18,7 @@ from anyformer.parts.head.base import Transform
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead, PooledOutput
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import FirstToken
 from anyformer.parts.head.pretraining import SentenceOrderHead
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
@@ -48,7 +49,7 @@ TEMPLATE = EncoderModel(
     ),
     init={"*": Normal(std=0.02)},
 )
-POOL = Pool(take="first", dense=True, activation="tanh")
+POOL = Pool(take=FirstToken(), dense=True, activation="tanh")
 DROPPED = POOL.replace(dropout=0.1)
 LM = LMHead(vocab_size=30000, bias=True, transform=Transform(activation="gelu_tanh", norm=NORM, width=128), shift=False)
 

@@ -20,6 +20,7 @@ from anyformer.parts.grid.local_relation import LocalRelation
 from anyformer.parts.grid.merge import Down
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import MeanTokens
 from anyformer.parts.init import Kaiming
 from anyformer.parts.residual import Activated
 from anyformer.specs.addresses import value_at
@@ -111,7 +112,7 @@ def describe(c: Config) -> Model:
             pool=None if c.mixer == "local_relation" else 3,
         ),
         encoder=Stages(stages=tuple(built), down=tuple(down), shows="images"),
-        head=ClassifyHead(num_labels=c.num_labels, pool=Pool(take="mean"), problem=c.problem_type),
+        head=ClassifyHead(num_labels=c.num_labels, pool=Pool(take=MeanTokens()), problem=c.problem_type),
         init={"*": Kaiming(gain=3**-0.5, normal=False)},
     )
 

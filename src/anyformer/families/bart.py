@@ -17,6 +17,7 @@ from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import LastOccurrence
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.init import Normal
 from anyformer.parts.mask import Causal
@@ -92,7 +93,7 @@ SHARED_WITH_MARIAN: dict[str, Any] = {
 }
 ONLY_BART: dict[str, Any] = {
     "classifier_dropout": ("head.pool.dropout", "head.pool.input_dropout"),
-    "eos_token_id": "head.pool.token",
+    "eos_token_id": "head.pool.take.token",
     "problem_type": entry("head.problem", default=None),
     "num_labels": Ignored(3, "read with id2label"),
     "force_bos_token_to_be_generated": Ignored(False, "used by generation"),
@@ -168,7 +169,7 @@ BART = Family(
         ),
         "BartModel": Class(prefix=""),
         "BartForSequenceClassification": Class(  # reads the vector at the end-of-sequence token
-            ClassifyHead(num_labels=3, pool=Pool(take="token", token=2, dense=True, activation="tanh")),
+            ClassifyHead(num_labels=3, pool=Pool(take=LastOccurrence(token=2), dense=True, activation="tanh")),
             "classification_head.out_proj",
             weights={"classification_head.dense": "head.pool.dense"},
         ),

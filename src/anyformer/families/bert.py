@@ -14,6 +14,7 @@ from anyformer.parts.head.base import Transform
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead, PooledOutput
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import FirstToken
 from anyformer.parts.head.pretraining import NextSentenceHead, PretrainingHead
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
@@ -33,7 +34,7 @@ TEMPLATE = EncoderModel(
     encoder=Stack(depth=12, layers=LAYERS),
     init={"*": Normal(std=0.02)},
 )
-POOL = Pool(take="first", dense=True, activation="tanh")
+POOL = Pool(take=FirstToken(), dense=True, activation="tanh")
 DROPPED = POOL.replace(dropout=0.1)
 LM = LMHead(vocab_size=30522, bias=True, transform=Transform(activation="gelu", norm=NORM), shift=False)
 

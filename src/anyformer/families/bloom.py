@@ -69,7 +69,7 @@ CONFIG: dict[str, Any] = {
     "pretraining_tp": read_only(1),
     "slow_but_exact": read_only(False),
     "tie_word_embeddings": tied(True, LMHead="head.out.weight"),
-    "pad_token_id": "head.pool.padding_token",
+    "pad_token_id": "head.pool.take.padding_token",
     "is_causal": causal_mask(f"{ATTENTION}.mask"),
     "bos_token_id": Ignored(1, "used by generation"),
     "eos_token_id": Ignored(2, "used by generation"),

@@ -16,8 +16,11 @@ from anyformer.families.clip_vision_model import IMAGE
 from anyformer.families.shared.nested import nested_config, nested_rules, read_nested
 from anyformer.models import EncoderModel, Model, TwoTowerModel
 from anyformer.parts.head.classify import ClassifyHead
+from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import MeanColumns
 from anyformer.parts.head.similarity import SimilarityHead
 from anyformer.parts.init import Normal
+from anyformer.parts.unused import Unused
 from anyformer.specs.addresses import value_at
 from anyformer.weights.rules import Rename, Rule
 
@@ -30,7 +33,7 @@ def describe(c: Config) -> Model:
         return tower(c, "vision", IMAGE, c.architecture)
     if c.architecture == "CLIPForImageClassification":
         spec = tower(c, "vision", IMAGE, "CLIPVisionModel")
-        pool = value_at(spec, "head.pool").replace(take="rest", unused_norm=True)
+        pool = Pool(take=MeanColumns(skip=1), norm=Unused(part=value_at(spec, "head.pool.norm")))
         return spec.replace(head=ClassifyHead(num_labels=c.num_labels, pool=pool, problem=c.problem_type))
     # the projection_dim of the towers' configs is not read
     text = tower(c, "text", TEXT, "CLIPTextModelWithProjection", projection_dim=c.projection_dim)
@@ -78,7 +81,8 @@ def rules(spec: TwoTowerModel | EncoderModel) -> list[Rule]:
             *nested_rules(IMAGE.rules(spec.image), "vision_model.", ours="image."),
         ]
     family = TEXT if "input_ids" in spec.embedding.inputs else IMAGE
-    return [*family.rules(spec), Rename("classifier.{p}", "head.out.{p}")]
+    head = {"classifier": "head.out", "~post_layernorm": "head.pool.norm.part"}
+    return [*family.rules(spec), *(Rename(f"{a}.{{p}}", f"{b}.{{p}}") for a, b in head.items())]
 
 
 def size(width: int, image: dict[str, int], text: dict[str, int]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.classify import PooledOutput
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import FirstOccurrence, HighestId
 from anyformer.parts.head.similarity import ProjectionHead
 from anyformer.parts.init import Initializer, Normal
 from anyformer.parts.mask import Causal
@@ -60,7 +61,7 @@ TEMPLATE = EncoderModel(
     ),
     init=init(512, 12),
 )
-POOL = Pool(take="mark", token=49407)
+POOL = Pool(take=FirstOccurrence(token=49407))
 
 
 def short(value: float) -> float:
@@ -90,9 +91,9 @@ CONFIG: dict[str, Any] = {
     "vocab_size": "embedding.tokens.vocab_size",
     "max_position_embeddings": "embedding.position.length",
     "eos_token_id": entry(
-        "head.pool",
-        read=lambda token, c: Pool(take="highest") if token == 2 else Pool(take="mark", token=token),
-        write=lambda pool: 2 if pool.take == "highest" else pool.token,
+        "head.pool.take",
+        read=lambda token, c: HighestId() if token == 2 else FirstOccurrence(token=token),
+        write=lambda take: getattr(take, "token", 2),
     ),
     **SHOWS,
     "bos_token_id": Ignored(49406, "a token id, used by tokenizers"),

@@ -14,6 +14,7 @@ from anyformer.parts.embedding.prefix import PrefixTokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.classify import PooledOutput
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import FirstToken
 from anyformer.parts.head.similarity import ProjectionHead
 from anyformer.parts.init import Initializer, Normal
 from anyformer.parts.position.absolute import Learned
@@ -42,7 +43,7 @@ TEMPLATE = EncoderModel(
     ),
     init=init(768, 12, more={"embedding.prefix.*": Normal(std=768**-0.5)}),
 )
-POOL = Pool(take="first", norm=NORM)
+POOL = Pool(take=FirstToken(), norm=NORM)
 
 
 def image_init(c: Config) -> dict[str, Initializer]:

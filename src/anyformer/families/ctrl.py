@@ -15,6 +15,7 @@ from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import LastToken
 from anyformer.parts.init import Normal
 from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
@@ -60,7 +61,7 @@ CONFIG: dict[str, Any] = {
     "layer_norm_epsilon": "decoder.norm.eps",  # the norms of the layers have a fixed eps
     "initializer_range": "init.*.std",
     "tie_word_embeddings": tied(True, LMHead="head.out.weight"),
-    "pad_token_id": "head.pool.padding_token",
+    "pad_token_id": "head.pool.take.padding_token",
     "is_causal": causal_mask("decoder.layers.attention.op.mask"),
     "attn_pdrop": Ignored(0.1, "the published class drops no attention weights"),
     **{f"summary_{name}": Ignored(None, OLD) for name in ("type", "use_proj", "activation", "proj_to_labels")},
@@ -84,7 +85,7 @@ CTRL = Family(
         "CTRLLMHeadModel": Class(LMHead(vocab_size=246534, bias=True), "lm_head"),
         "CTRLModel": Class(prefix=""),
         "CTRLForSequenceClassification": Class(
-            ClassifyHead(num_labels=2, pool=Pool(take="last"), bias=False),
+            ClassifyHead(num_labels=2, pool=Pool(take=LastToken()), bias=False),
             "classifier",
             changes={"state_offered": "never"},
         ),

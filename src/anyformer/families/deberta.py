@@ -41,6 +41,7 @@ from anyformer.parts.head.base import Transform
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import FirstToken
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal
@@ -74,7 +75,7 @@ TEMPLATE = EncoderModel(
     ),
     init={"*": Normal(std=0.02)},
 )
-POOL = Pool(take="first", dense=True, activation="gelu", dropout=0.1)
+POOL = Pool(take=FirstToken(), dense=True, activation="gelu", dropout=0.1)
 LM = LMHead(vocab_size=50265, bias=True, transform=Transform(activation="gelu", norm=NORM, width=768), shift=False)
 
 
@@ -145,7 +146,7 @@ def check(c: Config) -> None:
     if kind == "QuestionAnswering" and c.num_labels != 2:
         raise ValueError(f"num_labels must be 2 for question answering (start and end), got {c.num_labels}")
     Pool(  # checks the values even if no head reads them
-        take="first",
+        take=FirstToken(),
         activation=activation_named(c.pooler_hidden_act),
         input_dropout=c.pooler_dropout,
         dropout=c.hidden_dropout_prob if c.cls_dropout is None else c.cls_dropout,

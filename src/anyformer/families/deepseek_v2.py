@@ -19,6 +19,7 @@ from anyformer.parts.feedforward.routers import TopK
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import LastToken
 from anyformer.parts.init import Normal
 from anyformer.parts.mask import Causal
 from anyformer.parts.norm import RMSNorm
@@ -129,7 +130,7 @@ CONFIG: dict[str, Any] = {
     "attention_bias": f"{ATTENTION}.bias",
     "attention_dropout": f"{ATTENTION}.dropout",
     "tie_word_embeddings": tied(False, LMHead="head.out.weight"),
-    "pad_token_id": ("embedding.tokens.padding_index", "head.pool.padding_token"),
+    "pad_token_id": ("embedding.tokens.padding_index", "head.pool.take.padding_token"),
     "is_causal": causal_mask(f"{ATTENTION}.mask"),
     "output_router_logits": Ignored(False, "which outputs are returned by default; read by forward"),
     "bos_token_id": Ignored(1, "used by generation"),
@@ -181,7 +182,7 @@ DEEPSEEK_V2 = Family(
         "DeepseekV2ForCausalLM": Class(LMHead(vocab_size=102400), "lm_head"),
         "DeepseekV2Model": Class(prefix=""),
         "DeepseekV2ForSequenceClassification": Class(
-            ClassifyHead(num_labels=2, pool=Pool(take="last"), bias=False), "score"
+            ClassifyHead(num_labels=2, pool=Pool(take=LastToken()), bias=False), "score"
         ),
     },
     config=CONFIG,

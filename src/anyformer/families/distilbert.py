@@ -13,6 +13,7 @@ from anyformer.parts.head.base import Transform
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import FirstToken
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal
@@ -45,7 +46,7 @@ TEMPLATE = EncoderModel(
     ),
     init={"*": Normal(std=0.02)},
 )
-POOL = Pool(take="first", dense=True, activation="relu", dropout=0.2)
+POOL = Pool(take=FirstToken(), dense=True, activation="relu", dropout=0.2)
 
 
 def start_with_sines(spec: Model, value: bool, c: Config) -> Model:

@@ -16,6 +16,7 @@ from anyformer.parts.head.base import Transform
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import FirstToken
 from anyformer.parts.head.replaced_tokens import DetectHead
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
@@ -43,7 +44,7 @@ TEMPLATE = EncoderModel(
     ),
     init={"*": Normal(std=0.02)},
 )
-POOL = Pool(take="first", dense=True, activation="gelu", dropout=0.1)
+POOL = Pool(take=FirstToken(), dense=True, activation="gelu", dropout=0.1)
 LM = LMHead(vocab_size=30522, bias=True, transform=Transform(activation="gelu", norm=NORM, width=128), shift=False)
 
 

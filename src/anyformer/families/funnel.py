@@ -20,6 +20,7 @@ from anyformer.parts.halve import Halve
 from anyformer.parts.head.base import Head
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import FirstToken
 from anyformer.parts.head.replaced_tokens import DetectHead
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
@@ -125,7 +126,7 @@ def describe(c: Config) -> Model:
 
 
 def head(c: Config) -> Head | None:
-    pool = Pool(take="first", dense=True, activation="tanh", dropout=c.hidden_dropout)
+    pool = Pool(take=FirstToken(), dense=True, activation="tanh", dropout=c.hidden_dropout)
     if c.architecture == "FunnelForPreTraining":
         return DetectHead(activation=activation_named(c.hidden_act))
     lm = LMHead(vocab_size=c.vocab_size, bias=True, shift=False)

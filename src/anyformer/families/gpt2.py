@@ -27,6 +27,7 @@ from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import LastToken
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal
@@ -76,7 +77,7 @@ CONFIG: dict[str, Any] = {
     "scale_attn_by_inverse_layer_idx": choice("decoder.layers.*.op.scores", {False: (), True: (ScaleByLayer(),)}),
     "add_cross_attention": optional_step("decoder.layers.cross"),
     "tie_word_embeddings": tied(True, LMHead="head.out.weight", DoubleHead="head.lm.out.weight"),
-    "pad_token_id": "head.pool.padding_token",
+    "pad_token_id": "head.pool.take.padding_token",
     "is_causal": causal_mask("decoder.layers.attention.op.mask"),
     "bos_token_id": Ignored(50256, "used by generation"),
     "eos_token_id": Ignored(50256, "used by generation"),
@@ -123,7 +124,9 @@ GPT2 = Family(
     classes={
         "GPT2LMHeadModel": Class(LMHead(vocab_size=50257), "lm_head"),
         "GPT2Model": Class(prefix=""),
-        "GPT2ForSequenceClassification": Class(ClassifyHead(num_labels=2, pool=Pool(take="last"), bias=False), "score"),
+        "GPT2ForSequenceClassification": Class(
+            ClassifyHead(num_labels=2, pool=Pool(take=LastToken()), bias=False), "score"
+        ),
         "GPT2ForTokenClassification": Class(TagHead(num_labels=2, dropout=0.1), "classifier"),
         "GPT2ForQuestionAnswering": Class(SpanHead(), "qa_outputs"),
         "GPT2DoubleHeadsModel": Class(

@@ -112,7 +112,7 @@ CONFIG: dict[str, Any] = {
     "head_dim": read_only(),  # published: only used by rotary positions
     "attention_bias": choice(f"{ATTENTION}.bias", {True: "qkvo", False: ""}),
     "tie_word_embeddings": tied(False, LMHead="head.out.weight"),
-    "pad_token_id": "head.pool.padding_token",
+    "pad_token_id": "head.pool.take.padding_token",
     "is_causal": entry(
         f"{ATTENTION}.mask", default=True, read=lambda value, c: Causal() if value else Full(), write=is_causal
     ),

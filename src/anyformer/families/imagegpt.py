@@ -9,6 +9,7 @@ from anyformer.families.gpt2 import GPT2
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import MeanColumns
 from anyformer.parts.norm import RMSNorm
 
 NOT_HERE = (
@@ -44,7 +45,9 @@ IMAGEGPT = GPT2.but(
     classes={
         "ImageGPTForCausalImageModeling": Class(LMHead(vocab_size=512, foreign=True), "lm_head"),
         "ImageGPTModel": Class(prefix=""),
-        "ImageGPTForImageClassification": Class(ClassifyHead(num_labels=2, pool=Pool(take="all"), bias=False), "score"),
+        "ImageGPTForImageClassification": Class(
+            ClassifyHead(num_labels=2, pool=Pool(take=MeanColumns()), bias=False), "score"
+        ),
     },
     config={
         "vocab_size": "embedding.tokens.vocab_size",

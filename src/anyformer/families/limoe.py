@@ -19,6 +19,7 @@ from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.feedforward.moe import MoE
 from anyformer.parts.feedforward.routers import TopK
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import MeanTokens
 from anyformer.parts.head.similarity import ProjectionHead, SimilarityHead
 from anyformer.parts.init import Initializer, Normal, Xavier
 from anyformer.parts.norm import LayerNorm
@@ -64,7 +65,7 @@ TEMPLATE = TwoTowerModel(
         width=768,
         embedding=TextEmbedding(tokens=Tokens(vocab_size=32000), position=Learned(length=16)),
         encoder=STACK,
-        head=ProjectionHead(pool=Pool(take="mean"), width=768, name="text_embeds", balance=TEXT),
+        head=ProjectionHead(pool=Pool(take=MeanTokens()), width=768, name="text_embeds", balance=TEXT),
         init=init(768, 3072),
     ),
     image=EncoderModel(
@@ -73,7 +74,7 @@ TEMPLATE = TwoTowerModel(
             image_size=(224, 224), patch_size=(16, 16), channels=3, position=Learned(length=14 * 14)
         ),
         encoder=STACK,
-        head=ProjectionHead(pool=Pool(take="mean"), width=768, name="image_embeds", balance=PICTURES),
+        head=ProjectionHead(pool=Pool(take=MeanTokens()), width=768, name="image_embeds", balance=PICTURES),
         init=init(768, 3072),
     ),
     head=SimilarityHead(scale=2.3026),

@@ -58,7 +58,7 @@ CONFIG: dict[str, Any] = {
     "attention_dropout": f"{ATTENTION}.dropout",
     "mlp_bias": f"{MLP}.bias",
     "tie_word_embeddings": tied(False, LMHead="head.out.weight"),
-    "pad_token_id": ("embedding.tokens.padding_index", "head.pool.padding_token"),
+    "pad_token_id": ("embedding.tokens.padding_index", "head.pool.take.padding_token"),
     **TAGGER_FIELDS,
     "is_causal": causal_mask(f"{ATTENTION}.mask"),
     "bos_token_id": Ignored(1, "used by generation"),

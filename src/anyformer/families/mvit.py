@@ -16,6 +16,7 @@ from anyformer.parts.embedding.prefix import PrefixTokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.grid.pooled_attention import PooledAttention
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import FirstToken
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.grid import GridVectors, SeparableLearned
 from anyformer.weights.rules import Rename, Reshape, Rule
@@ -66,7 +67,9 @@ def describe(c: Config) -> Model:
         mlp = MLP(width=4 * inner, out=out if out != inner else None, dropout=c.attention_dropout)
         blocks.append(mvit.block(attention, mlp, norm, c.attention_dropout, c.stochastic_depth_prob))
         grid = [n // step for n, step in zip(grid, stride_q or (1, 1, 1), strict=True)]
-    return mvit.model(c.input_channels[0], embedding, blocks, norm, c.num_labels, Pool(take="first", dropout=c.dropout))
+    return mvit.model(
+        c.input_channels[0], embedding, blocks, norm, c.num_labels, Pool(take=FirstToken(), dropout=c.dropout)
+    )
 
 
 FIELDS: dict[str, ConfigField] = {

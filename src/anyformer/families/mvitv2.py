@@ -17,6 +17,7 @@ from anyformer.parts.embedding.prefix import PrefixTokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.grid.pooled_attention import GridPool, PooledAttention
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import FirstToken, MeanColumns, MeanTokens
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
 from anyformer.parts.position.grid import GridVectors
@@ -50,7 +51,7 @@ def describe(c: Config) -> Model:
     if c.global_pool not in (None, "token", "avg"):
         raise ValueError(f"global_pool={quote(c.global_pool)} is not supported; valid: token, avg")
     first = c.use_cls_token if c.global_pool is None else c.global_pool == "token"
-    take: Any = "first" if first else "rest" if c.use_cls_token else "mean"
+    take = FirstToken() if first else MeanColumns(skip=1) if c.use_cls_token else MeanTokens()
     embedding = PatchEmbedding(
         image_size=tuple(c.img_size),
         patch_size=tuple(c.patch_stride),
@@ -137,7 +138,7 @@ FIELDS: dict[str, ConfigField] = {
     "img_size": Field((224, 224), "embedding.image_size"),
     "in_chans": Field(3, "embedding.channels"),
     "num_labels": Field(1000, "head.num_labels"),
-    "global_pool": Field(None, lambda spec: "token" if spec.head.pool.take == "first" else "avg"),
+    "global_pool": Field(None, lambda spec: "token" if isinstance(spec.head.pool.take, FirstToken) else "avg"),
     "drop_rate": Field(0.0, "head.pool.dropout"),
     "drop_path_rate": Field(0.0, f"{mvit.OUT}.drop_path"),
     "depths": Field((2, 3, 16, 3), stages),

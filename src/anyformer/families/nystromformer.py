@@ -15,6 +15,7 @@ from anyformer.parts.head.base import Transform
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import FirstToken
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal
@@ -53,7 +54,7 @@ TEMPLATE = EncoderModel(
     init={"*": Normal(std=0.02)},
 )
 LM = LMHead(vocab_size=30000, bias=True, transform=Transform(activation="gelu_tanh", norm=NORM), shift=False)
-POOL = Pool(take="first", input_dropout=0.1, dense=True, activation="gelu_tanh", dropout=0.1)
+POOL = Pool(take=FirstToken(), input_dropout=0.1, dense=True, activation="gelu_tanh", dropout=0.1)
 
 
 def convolution_rules(theirs: str, spec: EncoderModel) -> list[Rule]:
@@ -83,7 +84,7 @@ NYSTROMFORMER = Family(
         "NystromformerForTokenClassification": Class(TagHead(num_labels=2, dropout=0.1), "classifier"),
         "NystromformerForQuestionAnswering": Class(SpanHead(), "qa_outputs"),  # ignores num_labels
         "NystromformerForMultipleChoice": Class(
-            MultipleChoiceHead(pool=Pool(take="first", dense=True, activation="relu")),
+            MultipleChoiceHead(pool=Pool(take=FirstToken(), dense=True, activation="relu")),
             "classifier",
             weights={"pre_classifier": "head.pool.dense"},
         ),

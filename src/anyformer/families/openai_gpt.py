@@ -16,6 +16,7 @@ from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import LastToken
 from anyformer.parts.init import Normal
 from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
@@ -77,7 +78,7 @@ CONFIG: dict[str, Any] = {
     ),
     **DOUBLE_HEAD_FIELDS,
     "tie_word_embeddings": entry(default=True, path=is_tied, build=tie),
-    "pad_token_id": "head.pool.padding_token",
+    "pad_token_id": "head.pool.take.padding_token",
     "n_ctx": Ignored(512, "an old name of n_positions that nothing reads"),
     "n_special": Removed(0, "rows for special tokens, which the published class no longer adds"),
     "predict_special_tokens": Ignored(True, "for special tokens, which no model has"),
@@ -107,7 +108,7 @@ OPENAI_GPT = Family(
             weights={"lm_head": "head.lm.out", "multiple_choice_head.summary": "head.summary.dense"},
         ),
         "OpenAIGPTForSequenceClassification": Class(
-            ClassifyHead(num_labels=2, pool=Pool(take="last"), bias=False), "score"
+            ClassifyHead(num_labels=2, pool=Pool(take=LastToken()), bias=False), "score"
         ),
     },
     config=CONFIG,

@@ -16,6 +16,7 @@ from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import LastToken
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.init import Normal
 from anyformer.parts.mask import Causal
@@ -97,7 +98,7 @@ CONFIG: dict[str, Any] = {
         "decoder.norm.affine",
     ),
     "tie_word_embeddings": tied(True, LMHead="head.out.weight"),
-    "pad_token_id": ("embedding.tokens.padding_index", "head.pool.padding_token"),
+    "pad_token_id": ("embedding.tokens.padding_index", "head.pool.take.padding_token"),
     "is_causal": causal_mask(f"{ATTENTION}.mask"),
     "bos_token_id": Ignored(2, "used by generation"),
     "eos_token_id": Ignored(2, "used by generation"),
@@ -134,7 +135,7 @@ OPT = Family(
         "OPTForCausalLM": Class(LMHead(vocab_size=50272), "lm_head"),
         "OPTModel": Class(prefix=""),
         "OPTForSequenceClassification": Class(
-            ClassifyHead(num_labels=2, pool=Pool(take="last", padding_token=1), bias=False), "score"
+            ClassifyHead(num_labels=2, pool=Pool(take=LastToken(padding_token=1)), bias=False), "score"
         ),
         "OPTForQuestionAnswering": Class(SpanHead(), "qa_outputs"),
     },

@@ -18,6 +18,7 @@ from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import FirstToken
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
@@ -144,7 +145,7 @@ def describe(c: Config) -> Model:
         ),
         head=LMHead(vocab_size=c.vocab_size, bias=True, shift=False)
         if writes
-        else ClassifyHead(num_labels=c.num_labels, pool=Pool(take="first"), problem=c.problem_type),
+        else ClassifyHead(num_labels=c.num_labels, pool=Pool(take=FirstToken()), problem=c.problem_type),
         ties=(("head.out.weight", TOKENS),) if writes else (),
         init={"*": Normal(std=c.initializer_range)},
     )

@@ -19,6 +19,7 @@ from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import FirstToken
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
@@ -64,7 +65,7 @@ TEMPLATE = EncoderModel(
     init={"*": Normal(std=0.02)},
 )
 LM = LMHead(vocab_size=320, shift=False, unused_bias=True)  # files contain a bias that nothing reads
-POOL = Pool(take="first", dense=True, width=256, activation="tanh", input_dropout=0.05, dropout=0.05)
+POOL = Pool(take=FirstToken(), dense=True, width=256, activation="tanh", input_dropout=0.05, dropout=0.05)
 
 OP, INNER, LM_CLASS = "*.layers.attention.op", "*.layers.feedforward.op", "ReformerModelWithLMHead"
 KINDS = {"local": f"{OP}[ChunkAttention]", "lsh": f"{OP}[LSHAttention]"}

@@ -19,6 +19,7 @@ from anyformer.parts.embedding.waveform import SegmentEmbedding
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.base import Head
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import MeanTokens
 from anyformer.parts.head.similarity import HiddenSpansHead, ProjectionHead
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
@@ -81,7 +82,7 @@ def describe(c: Config) -> Model:
     pixels = PatchEmbedding(image_size=size, patch_size=patch, channels=c.num_channels, pad=False)
     pixels = pixels.replace(position=Learned(length=math.prod(pixels.grid)))
     sound = SegmentEmbedding(size=c.segment_size, position=Learned(length=c.num_segments))
-    mean = Pool(take="mean")
+    mean = Pool(take=MeanTokens())
     text = ProjectionHead(pool=mean, width=c.projection_dim)
     audio = text.replace(name="audio_embeds")
     return HiddenSpansModel(

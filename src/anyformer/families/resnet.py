@@ -16,6 +16,7 @@ from anyformer.parts.grid.convolution import Convolution, Convolutions, Residual
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.image import ImageOutput
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import MeanTokens
 from anyformer.parts.init import Kaiming, Uniform
 from anyformer.parts.residual import Activated
 from anyformer.specs.addresses import value_at
@@ -112,7 +113,7 @@ def describe(c: Config) -> Model:
         before = width
     bound = 1 / math.sqrt(before)
     classifies = c.architecture == "ResNetForImageClassification"
-    pool = Pool(take="mean")
+    pool = Pool(take=MeanTokens())
     return EncoderModel(
         width=c.embedding_size,
         embedding=ConvolutionEmbedding(

@@ -17,6 +17,7 @@ from anyformer.parts.head.base import Transform
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead, PooledOutput
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import FirstToken
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal
@@ -43,7 +44,7 @@ PRE_NORM = Block(
     attention=Sublayer(pre_norm=NORM, op=Attention(num_heads=12, dropout=0.1), dropout=0.1),
     feedforward=Sublayer(pre_norm=NORM, op=MLP(width=3072, activation="gelu"), dropout=0.1),
 )
-POOL = Pool(take="first", dense=True, activation="tanh")
+POOL = Pool(take=FirstToken(), dense=True, activation="tanh")
 
 
 def classes(name: str, vocab_size: int, tagger: TagHead = TagHead(num_labels=2, dropout=0.1)) -> dict[str, Class]:

@@ -16,6 +16,7 @@ from anyformer.parts.grid.merge import Merge
 from anyformer.parts.grid.windows import Windows
 from anyformer.parts.head.classify import ClassifyHead, PooledOutput
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import MeanTokens
 from anyformer.parts.init import Normal, Value
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
@@ -156,8 +157,8 @@ SWIN = Family(
     about="hierarchical vision encoders with shifted windows",
     template=TEMPLATE,
     classes={
-        "SwinForImageClassification": Class(ClassifyHead(num_labels=2, pool=Pool(take="mean")), "classifier"),
-        "SwinModel": Class(PooledOutput(pool=Pool(take="mean")), prefix=""),
+        "SwinForImageClassification": Class(ClassifyHead(num_labels=2, pool=Pool(take=MeanTokens())), "classifier"),
+        "SwinModel": Class(PooledOutput(pool=Pool(take=MeanTokens())), prefix=""),
         "SwinForMaskedImageModeling": pixel_class(patch=4, stride=32),
     },
     config=CONFIG,

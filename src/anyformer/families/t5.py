@@ -125,7 +125,7 @@ FIELDS: dict[str, ConfigField] = {
     "scale_decoder_outputs": Field(None, lambda spec: spec.head.scale is not None),
     "pad_token_id": Field(0, "padding_token"),
     "decoder_start_token_id": Field(None, "start_token"),
-    "eos_token_id": Field(1, "head.pool.token"),
+    "eos_token_id": Field(1, "head.pool.take.token"),
     "problem_type": Field(None, "head.problem"),
     "is_causal": causal("decoder.layers.attention.op.mask"),
     "is_decoder": Field(False),  # read by encoder classes; other classes set it per stack

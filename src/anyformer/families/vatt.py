@@ -19,6 +19,7 @@ from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.embedding.waveform import SegmentEmbedding
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import MeanTokens
 from anyformer.parts.head.similarity import ProjectionHead, SpacesHead
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
@@ -82,7 +83,7 @@ def describe(c: Config) -> Model:
         init = {"*": Normal(std=c.initializer_range)}
         return EncoderModel(width=c.hidden_size, embedding=embedding, encoder=stack, head=head, init=init)
 
-    mean, deep = Pool(take="mean"), Pool(take="mean", dense=True, activation="relu")
+    mean, deep = Pool(take=MeanTokens()), Pool(take=MeanTokens(), dense=True, activation="relu")
     return ThreeTowerModel(
         width=c.audio_space,
         text=tower("text_embeds", words, c.text_space, mean),

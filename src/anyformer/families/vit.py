@@ -24,6 +24,7 @@ from anyformer.parts.embedding.prefix import PrefixTokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.classify import ClassifyHead, PooledOutput
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import FirstToken
 from anyformer.parts.init import Normal, Value
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
@@ -54,7 +55,7 @@ TEMPLATE = EncoderModel(
     ),
     init={"embedding.mask_token": Value(value=0.0), "*": Normal(std=0.02)},
 )
-POOLED = PooledOutput(pool=Pool(take="first", dense=True, activation="tanh"))
+POOLED = PooledOutput(pool=Pool(take=FirstToken(), dense=True, activation="tanh"))
 
 
 def build_pooler(spec: Model, has_pooler: bool, c: Config) -> Model:
@@ -124,7 +125,7 @@ VIT = Family(
     about="image encoders over patches",
     template=TEMPLATE,
     classes={
-        "ViTForImageClassification": Class(ClassifyHead(num_labels=2, pool=Pool(take="first")), "classifier"),
+        "ViTForImageClassification": Class(ClassifyHead(num_labels=2, pool=Pool(take=FirstToken())), "classifier"),
         "ViTModel": Class(POOLED, prefix=""),
         "ViTForMaskedImageModeling": pixel_class(patch=16, stride=16),
     },

@@ -20,6 +20,7 @@ from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import MeanTokens
 from anyformer.parts.init import Normal, Value
 from anyformer.parts.layer_mix import LayerMix
 from anyformer.parts.mask import Causal
@@ -164,7 +165,7 @@ WHISPER = Family(
         "WhisperModel": Class(prefix=""),
         CLASSIFIER: Class(
             ClassifyHead(
-                num_labels=2, pool=Pool(take="mean", dense=True, width=256), problem="single_label_classification"
+                num_labels=2, pool=Pool(take=MeanTokens(), dense=True, width=256), problem="single_label_classification"
             ),
             "classifier",
             prefix="",

@@ -18,6 +18,7 @@ from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.likely_spans import LikelySpans
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import FirstToken
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Initializer, Normal
@@ -131,10 +132,10 @@ XLM = Family(
         "XLMWithLMHeadModel": Class(LMHead(vocab_size=30145, bias=True, shift=False), "pred_layer.proj"),
         "XLMModel": Class(prefix=""),
         "XLMForSequenceClassification": Class(
-            ClassifyHead(num_labels=2, pool=Pool(take="first", input_dropout=0.1)), "sequence_summary.summary"
+            ClassifyHead(num_labels=2, pool=Pool(take=FirstToken(), input_dropout=0.1)), "sequence_summary.summary"
         ),
         "XLMForMultipleChoice": Class(  # the score of a choice is computed from its label scores
-            MultipleChoiceHead(pool=Pool(take="first", input_dropout=0.1, dense=True, width=2)),
+            MultipleChoiceHead(pool=Pool(take=FirstToken(), input_dropout=0.1, dense=True, width=2)),
             "logits_proj",
             weights={"sequence_summary.summary": "head.pool.dense"},
         ),

@@ -18,6 +18,7 @@ from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.likely_spans import LikelySpans
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import LastColumn
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal
@@ -59,7 +60,7 @@ TEMPLATE = EncoderModel(
     ),
     init={"*": Normal(std=0.02)},
 )
-POOL = Pool(take="end", dense=True, activation="tanh", dropout=0.1)
+POOL = Pool(take=LastColumn(), dense=True, activation="tanh", dropout=0.1)
 TYPES = ("uni", "bi")
 
 

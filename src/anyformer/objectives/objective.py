@@ -348,7 +348,7 @@ def model_inputs(model: TransformerModule, batch: Batch) -> dict[str, Any]:
         inputs.pop("token_type_ids", None)
     mask = inputs.get("attention_mask")
     pool = None if model.spec.head is None else model.spec.head.pool
-    if mask is not None and pool is not None and pool.take == "end":
+    if mask is not None and pool is not None and pool.take.pads_left:
         order = mask.int().argsort(dim=-1, stable=True)
         moved = {name: inputs[name].gather(-1, order) for name in PER_TOKEN if name in inputs}
         inputs = {**inputs, **moved}

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from anyformer.parts.base import InputPosition
+from anyformer.parts.layer_mix import Neck
 from anyformer.parts.op import Op
 from anyformer.runtime.context import Context
 from anyformer.specs.part import Part, Sees, Site
@@ -50,3 +51,26 @@ class UnusedModule(InputPosition):
 
     def add(self, x: Tensor, ctx: Context) -> Tensor:
         return x
+
+
+class UnusedNeck(Neck, sees="itself"):
+    """Keeps the frozen weights of `part`, which another class of the family uses, between a stack and its head. It
+    returns the last state unchanged."""
+
+    part: Part
+
+    def reaches(self) -> Sees | None:
+        return "itself"
+
+    def build(self, site: Site) -> nn.Module:
+        return UnusedNeckModule(self, site)
+
+
+class UnusedNeckModule(nn.Module):
+    def __init__(self, part: UnusedNeck, site: Site) -> None:
+        super().__init__()
+        self.part = part.part.build(site.child("part"))
+        mark_unused(self)
+
+    def forward(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
+        return states[-1], ctx

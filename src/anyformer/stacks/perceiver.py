@@ -129,7 +129,7 @@ class Perceiver(Backbone, sees="all", called=("latent bottleneck", "Perceiver IO
             raise ValueError(f"encoder.write.position: {reason}; set offset=1")
         if head is not None and not self.by_token:
             pool = head.pool if isinstance(head, (ClassifyHead, PooledOutput)) else None
-            if not isinstance(head, ANY_VECTORS) or (pool is not None and pool.requires):
+            if not isinstance(head, ANY_VECTORS) or (pool is not None and pool.take.requires):
                 reason = f"{type(head).__name__} reads one vector per token, but the encoder returns a fixed number"
                 raise ValueError(f"head: {reason}; set encoder.write=Write(...) without a count")
 

@@ -199,7 +199,7 @@ class TaskRun:
         """The padding token of the model, otherwise of the tokenizer."""
         spec = self.model.spec
         pool = None if spec.head is None else spec.head.pool
-        known = (None if pool is None else pool.padding_token, spec.embedding.padding_token)
+        known = (None if pool is None else pool.take.padding_token, spec.embedding.padding_token)
         return next((token for token in known if token is not None), self.tokenizer.filler)
 
     @property

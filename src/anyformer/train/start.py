@@ -36,7 +36,7 @@ from anyformer.parts.base import HasVocabulary
 from anyformer.parts.diffusion import NoisyEmbedding
 from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.parts.head.classify import ClassifyHead
-from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import LastToken
 from anyformer.specs.codec import override, to_json
 from anyformer.specs.part import Table, thaw, walk
 from anyformer.train import parallel, record
@@ -431,8 +431,8 @@ def load_pretrained(part: Pretrained, seed: int, labels: tuple[str, ...] = (), p
         config.pop("num_labels", None)
         config |= {name: thaw(old.with_labels(labels).source[name]) for name in ("id2label", "label2id")}
     spec = family.read(config)
-    for path, pool in walk(spec.head, "head"):
-        if isinstance(pool, Pool) and pool.take == "last" and pool.padding_token is None and pad is not None:
+    for path, part in walk(spec.head, "head"):
+        if isinstance(part, LastToken) and part.padding_token is None and pad is not None:
             spec = override(spec, {f"{path}.padding_token": pad})
     model, report = load_as(spec, folder, dtype=torch.float32, strict=False, seed=seed)
     missing = sorted(name for name in model.fresh if not name.startswith("head."))

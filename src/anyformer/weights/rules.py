@@ -280,6 +280,8 @@ EARLIER = (  # parts of our names -> the present ones
     (".learned_scale.", ".scores.{i}."),
     (".talk.", ".scores.{i}."),
     ("embedding.prefix", "embedding.prefix.0.weight"),
+    (".pool.seeds.", ".pool.take.seeds."),
+    (".pool.norm.", ".pool.norm.part."),
 )
 
 

@@ -19,6 +19,7 @@ from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.grid.windows import Windows
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import SeedPool
 from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
@@ -97,11 +98,11 @@ def test_pooling_by_multi_head_attention(count: int) -> None:
 
 
 def test_pool_of_a_head() -> None:
-    pool = Pool(take="seeds", seeds=SEEDS, dense=True, activation="tanh")
+    pool = Pool(take=SeedPool(seeds=SEEDS), dense=True, activation="tanh")
     whole, ids = model(INDUCED, head=ClassifyHead(num_labels=3, pool=pool)), text()
     states = model(INDUCED)(input_ids=ids).last_hidden_state
     part = whole.head.pool
-    seen = mab(part.seeds, part.seeds.vectors.expand(2, -1, -1), states)
+    seen = mab(part.take.seeds, part.take.seeds.vectors.expand(2, -1, -1), states)
     close(whole(input_ids=ids).logits, whole.head.out(torch.tanh(part.dense(seen.flatten(1)))))
 
 
@@ -211,9 +212,7 @@ def test_packed_documents_are_refused(op: Any) -> None:
     (lambda: model(LUNA, order=(0, 1, 2, 0)), r"^Stack\.order: .* set handed_on=False"),
     (lambda: Windows(mixer=LUNA, size=2), r"^Windows\.mixer: .* set handed_on=False"),
     (lambda: Windows(mixer=INDUCED, size=2, shift=1), r"^Windows\.mixer: InducedAttention .* use Attention"),
-    (lambda: Pool(take="seeds"), r"^Pool\.seeds is None, but take is 'seeds'"),
-    (lambda: Pool(seeds=SEEDS), r"^Pool\.seeds .* take is 'first': set seeds"),
-    (lambda: Pool(take="seeds", seeds=SEEDS), r"^Pool\.seeds: 4 vectors .* set dense=True"),
+    (lambda: Pool(take=SeedPool(seeds=SEEDS)), r"^Pool\.take: 4 vectors .* set dense=True"),
     (lambda: SEEDS.replace(before=MLP(width=3, out=4)), r"^Seeds\.before\.out"),
     (lambda: LUNA.replace(tokens=0), r"^LunaAttention\.tokens is 0"),
     (lambda: SEEDS.replace(bias="x"), r"^Seeds\.bias is 'x'.*'qkvo'"),

@@ -25,6 +25,7 @@ from anyformer.parts.grid.pooled_attention import GridPool, PooledAttention, Ski
 from anyformer.parts.grid.windows import Windows
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import MeanTokens
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.bias import Alibi
@@ -178,7 +179,7 @@ def test_each_step_reads_what_the_one_before_it_left() -> None:
     wider = Sublayer(op=MLP(width=12, out=20), skip=Skip(), pre_norm=norm, normed_skip=True, out_norm=norm)
     looks = Sublayer(op=PooledAttention(num_heads=2, keys=GridPool(kernel=(3, 3), stride=(2, 2))))
     spec = model(Sublayer(op=COARSER, skip=Skip(by="mean")), wider, looks, depth=2, norm=norm).replace(
-        head=ClassifyHead(num_labels=3, pool=Pool(take="mean"))
+        head=ClassifyHead(num_labels=3, pool=Pool(take=MeanTokens()))
     )
     built = af.build(spec).eval()
     assert spec.encoder.widths(8) == [8, 20, 20] and spec.encoder.out_width(8) == 20

@@ -18,6 +18,7 @@ from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import FirstToken, MeanTokens
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.graph import DegreeCentrality, Graph, ShortestPathBias, distances
@@ -97,7 +98,7 @@ def graphormer(**more: Any) -> Any:
     )
     return EncoderModel(
         width=16, embedding=TextEmbedding(tokens=Tokens(vocab_size=2), position=DegreeCentrality()),
-        encoder=Stack(layers=layers, depth=2), head=ClassifyHead(num_labels=2, pool=Pool(take="mean")),
+        encoder=Stack(layers=layers, depth=2), head=ClassifyHead(num_labels=2, pool=Pool(take=MeanTokens())),
         init={"*": Normal(std=0.1)},
     )  # fmt: skip
 
@@ -130,7 +131,7 @@ def test_how_far_apart_two_nodes_are_is_learned() -> None:
     ids[:, :2] = 1
     labels, accuracy = distances(edges, 2)[:, 0, 1] - 1, []
     assert labels[:256].bincount().max() < 0.6 * 256
-    changes = {"head.num_labels": 3, "encoder.depth": 1, "head.pool": Pool(take="first")}
+    changes = {"head.num_labels": 3, "encoder.depth": 1, "head.pool": Pool(take=FirstToken())}
     for off in ("embedding.position", "encoder.layers.attention.op.position"):
         model = af.build(af.override(graphormer(reach=3), {**changes, off: None}), seed=0).train()
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)

@@ -12,6 +12,7 @@ from anyformer.parts.head.base import Head
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import LastOccurrence, LastToken
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
 from anyformer.parts.mask import All, Causal, Full, Mask, Window
@@ -44,7 +45,7 @@ def read_mask(c: Config) -> Mask:
 def decoder_classes(name: str, vocab_size: int, span_prefix: str | None = None) -> dict[str, Class]:
     """Return the five classes of newer decoders: `name`ForCausalLM and so on. `span_prefix` is the prefix of
     `name`ForQuestionAnswering."""
-    last = Pool(take="last")
+    last = Pool(take=LastToken())
     return {
         f"{name}ForCausalLM": Class(LMHead(vocab_size=vocab_size), "lm_head"),
         f"{name}Model": Class(prefix=""),
@@ -141,7 +142,7 @@ def end_head(c: Config) -> ClassifyHead:
     """Return a text classifier that reads the decoder's vector at the end-of-sequence token."""
     dropout = c.classifier_dropout
     pool = Pool(
-        take="token", token=c.eos_token_id, dense=True, activation="tanh", dropout=dropout, input_dropout=dropout
+        take=LastOccurrence(token=c.eos_token_id), dense=True, activation="tanh", dropout=dropout, input_dropout=dropout
     )
     return ClassifyHead(num_labels=c.num_labels, pool=pool, problem=c.problem_type)
 

@@ -14,6 +14,7 @@ from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.contrastive import ContrastHead, Quantizer
 from anyformer.parts.head.ctc import CTCHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import MeanTokens
 from anyformer.parts.head.speech import ConvolutionAdapter, FrameHead, SpeechNeck, SpeechOutput
 from anyformer.parts.head.xvector import XVectorHead
 from anyformer.parts.init import Initializer, Kaiming, Normal, Uniform, Value
@@ -56,7 +57,7 @@ def codes(theirs: str, spec: Model) -> list[Rule]:
 
 
 def classes(name: str) -> dict[str, Class]:
-    pool = Pool(take="mean", dense=True, width=256)
+    pool = Pool(take=MeanTokens(), dense=True, width=256)
     return {
         f"{name}Model": Class(SpeechOutput(), prefix=""),
         f"{name}ForCTC": Class(CTCHead(vocab_size=32, blank=0, dropout=0.1, reduction="sum"), "lm_head"),

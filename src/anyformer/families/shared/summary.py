@@ -6,11 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.fields import Absent
-from anyformer.families.base.template import Config, Entry, entry, read_only
+from anyformer.families.base.template import Config, Entry, choice, entry, read_only
 from anyformer.models import Model
 from anyformer.parts.activation import ACTIVATION_NAMES, activation_named, published_name
 from anyformer.parts.head.double import DoubleHead, Summary
 from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.pooling import FirstToken, LastColumn, MeanColumns
 from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import nearest
 
@@ -77,17 +78,11 @@ DOUBLE_HEAD_FIELDS: dict[str, Any] = {
 # -- as a Pool --------------------------------------------------------------------------------------------------------
 
 # which vector is the summary; "cls_index" is the last one too, because no caller can pass an index
-POOLS: dict[str, Any] = {"cls_index": "end", "last": "end", "first": "first", "mean": "all"}
+POOLS = {"cls_index": LastColumn(), "last": LastColumn(), "first": FirstToken(), "mean": MeanColumns()}
 
 
 def pool_entries(address: str) -> dict[str, Entry]:
     """Return the fields of a summary that is the Pool at this address."""
-    names = {ours: theirs for theirs, ours in POOLS.items()}
-
-    def take(value: str, c: Config) -> str:
-        if value not in POOLS:
-            raise ValueError(f"is not supported; {nearest(str(value), POOLS)}")
-        return POOLS[value]
 
     def write(dropout: float) -> float:  # published config classes do not declare it: written only if set
         if dropout == 0:
@@ -95,7 +90,7 @@ def pool_entries(address: str) -> dict[str, Entry]:
         return dropout
 
     return {
-        "summary_type": entry(f"{address}.take", read=take, write=names.get, choices=TYPES),
+        "summary_type": choice(f"{address}.take", POOLS, choices=TYPES),
         "summary_use_proj": entry(f"{address}.dense"),
         "summary_activation": entry(
             f"{address}.activation",

@@ -28,6 +28,7 @@ from anyformer.models import Model
 from anyformer.parts.embedding.convolution import ConvolutionEmbedding
 from anyformer.parts.grid.convolution import Convolution
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import MeanTokens
 from anyformer.parts.head.similarity import ProjectionHead
 from anyformer.recipes.shapes import TEXT
 from anyformer.recipes.shapes import run as shapes
@@ -80,7 +81,7 @@ def image_tower(width: int, depth: int) -> Model:
     widths = [width // 4, width // 2, width]
     config = {"embedding_size": widths[0], "hidden_sizes": widths, "depths": [depth] * 3, "layer_type": "basic"}
     stem = ConvolutionEmbedding(layers=(Convolution(stride=2),), pool=None, image_size=(SIDE, SIDE))
-    head = ProjectionHead(pool=Pool(take="mean"), width=width, name="image_embeds")
+    head = ProjectionHead(pool=Pool(take=MeanTokens()), width=width, name="image_embeds")
     return override(families.find("resnet").read(config), {"embedding": stem, "head": head})
 
 

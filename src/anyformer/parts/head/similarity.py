@@ -75,7 +75,7 @@ class SimilarityModule(nn.Module):
     def forward(self, text: Tensor, image: Tensor, inputs: dict[str, Any]) -> Outputs:
         """Score texts (B, D) against images (I, D), in both directions."""
         text, image = (x / x.norm(dim=-1, keepdim=True) for x in (text, image))
-        scores = text @ image.t() * self.scale.exp()
+        scores = self.logits(text @ image.t())
         loss = self.loss(scores).mean if inputs.get("return_loss") else None
         return {
             "loss": loss,
@@ -90,9 +90,20 @@ class SimilarityModule(nn.Module):
         if scores.shape[0] != scores.shape[1]:
             texts, images = scores.shape
             raise ValueError(f"return_loss needs one text per image, got {texts} texts and {images} images")
+        return Loss(self.pair_loss_sum(scores), len(scores))
+
+    def logits(self, cosines: Tensor) -> Tensor:
+        return cosines * self.scale.exp()
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Return the probabilities of texts (..., B) for an image."""
+        return logits.softmax(-1)
+
+    def pair_loss_sum(self, scores: Tensor) -> Tensor:
+        """Return the sum of the losses of B pairs, from scores (B, B)."""
         labels = torch.arange(len(scores), device=scores.device)
         both = [F.cross_entropy(each.float(), labels, reduction="sum") for each in (scores, scores.t())]
-        return Loss((both[0] + both[1]) / 2, len(scores))
+        return (both[0] + both[1]) / 2
 
 
 class SpacesHead(Head, sees="itself", called=("VATT", "MIL-NCE")):

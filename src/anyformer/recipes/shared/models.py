@@ -13,6 +13,7 @@ from anyformer.parts.base import HasVocabulary
 from anyformer.parts.embedding.text import Tokens
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import LastToken, MeanTokens
 from anyformer.specs.codec import override
 from anyformer.specs.part import thaw, walk
 from anyformer.train.run import Pretrained, description_of, model_of
@@ -54,7 +55,7 @@ def with_labels(name: str, labels: tuple[str, ...], ending: str = CLASSIFIER) ->
             return family.read({**family.write(spec), "architectures": [architecture], **table})
     if ending != CLASSIFIER:
         raise ValueError(f"--model {name}: its family has no class {ending}")
-    head = ClassifyHead(num_labels=len(labels), pool=Pool(take="mean"))
+    head = ClassifyHead(num_labels=len(labels), pool=Pool(take=MeanTokens()))
     ties = tuple(tie for tie in spec.ties if not any(side.startswith("head.") for side in tie))
     return spec.replace(head=head, ties=ties, family="", architecture="").with_labels(labels)
 
@@ -83,7 +84,7 @@ def with_vocabulary(
     for path, part in walk(model):
         if isinstance(part, Tokens) and part.padding_index is not None:
             changes[f"{path}.padding_index"] = padding
-        if isinstance(part, Pool) and part.take == "last":  # pools the last token before the padding
+        if isinstance(part, LastToken):
             changes[f"{path}.padding_token"] = padding
     if sizes != {vocabulary.size}:
         before = " and ".join(f"{size:,}" for size in sorted(sizes))

@@ -37,8 +37,7 @@ def classify(
     request = start_run("classify", model, inputs, run_options)
     head = head_of(request.model, ClassifyModule, "classification")
     names = labels_of(request, head.num_labels, labels)
-    pool = head.pool.part
-    if pool.take == "last" and pool.padding_token is None:  # padding would hide the last token
+    if head.pool.part.take.one_row:
         request = request.replace(batch=1)
 
     def prepare(row: Row) -> Record:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import Annotated, Any, Unpack
@@ -35,7 +36,7 @@ def zero_shot_image(
     if top_k < 0:
         raise ValueError(f"top_k is {top_k}; it must be at least 0 (0 for all)")
     request = start_run("zero-shot-image", model, inputs, run_options)
-    scale = towers(request).head.scale.detach().float().exp().cpu()
+    head = copy.deepcopy(towers(request).head).float().cpu()
     sentences = [{"text": template.replace("{}", label)} for label in labels]
     texts = text_vectors(dataclasses.replace(request, rows=sentences, one=False, lost=[]))
     for label, vector in zip(labels, texts, strict=True):
@@ -44,10 +45,11 @@ def zero_shot_image(
     both = torch.stack(texts)  # (labels, D)
     vectors = image_vectors(request)
 
+    @torch.inference_mode()
     def result(row: Any, vector: Any) -> Any:
         if isinstance(vector, dict):
             return vector
-        scores = (both @ vector * scale).softmax(-1).tolist()
+        scores = head.probabilities(head.logits(both @ vector)).tolist()
         best = sorted(zip(labels, scores), key=lambda each: -each[1])[: top_k or None]
         return [{**file_of(row), "label": label, "score": score} for label, score in best]
 

@@ -1,0 +1,90 @@
+"""SigLIP [Zhai et al. 2023]: a CLIP whose loss judges every pair of a text and an image separately, by a sigmoid.
+
+Each tower is also a family, as in transformers.
+"""
+
+from __future__ import annotations
+
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import Field, Ignored
+from anyformer.families.base.template import Config
+from anyformer.families.clip import tower_of
+from anyformer.families.clip_text_model import factor
+from anyformer.families.shared.nested import nested_config, nested_rules, read_nested
+from anyformer.families.siglip_text_model import TEXT
+from anyformer.families.siglip_vision_model import IMAGE
+from anyformer.models import EncoderModel, Model, TwoTowerModel
+from anyformer.parts.head.classify import ClassifyHead, PooledOutput
+from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pooling import MeanColumns
+from anyformer.parts.head.sigmoid import PooledVector, SigmoidSimilarityHead
+from anyformer.parts.init import Normal
+from anyformer.parts.unused import UnusedNeck
+from anyformer.specs.addresses import edit
+from anyformer.weights.rules import Rename, Reshape, Rule
+
+
+def describe(c: Config) -> Model:
+    """Return a model of both towers, or one tower."""
+    if c.architecture in TEXT.classes:
+        return read_nested("text_config", c.text_config or {}, TEXT, c.architecture)
+    image = read_nested("vision_config", c.vision_config or {}, IMAGE, "SiglipVisionModel")
+    if c.architecture in IMAGE.classes:
+        return image
+    if c.architecture == "SiglipForImageClassification":
+        pooling = None if image.head is None else UnusedNeck(part=image.head.pool.take)
+        head = ClassifyHead(num_labels=c.num_labels, pool=Pool(take=MeanColumns()), problem=c.problem_type)
+        start = Normal(std=image.width**-0.5 * c.initializer_factor)
+        return edit(image, {"head": head, "encoder.neck": pooling}).replace(
+            init={**image.init, "head.out.weight": start}
+        )
+    text = read_nested("text_config", c.text_config or {}, TEXT, "SiglipTextModel")
+    if image.head is None:
+        raise ValueError(
+            "vision_config.vision_use_head is false, but the vector of an image is the output of that head"
+        )
+    assert isinstance(text.head, PooledOutput)
+    width = image.width
+    return TwoTowerModel(
+        width=width,
+        text=text.replace(head=PooledVector(pool=text.head.pool, width=width)),
+        image=image.replace(head=PooledVector(pool=image.head.pool, width=width, name="image_embeds")),
+        head=SigmoidSimilarityHead(scale=0.0, bias=0.0),
+    )
+
+
+def rules(spec: TwoTowerModel | EncoderModel) -> list[Rule]:
+    if isinstance(spec, TwoTowerModel):
+        return [
+            *(Reshape(f"logit_{name}", f"head.{name}", (1,)) for name in ("scale", "bias")),
+            *nested_rules(TEXT.rules(spec.text), "text_model.", ours="text."),
+            *nested_rules(IMAGE.rules(spec.image), "vision_model.", ours="image."),
+        ]
+    family = TEXT if "input_ids" in spec.embedding.inputs else IMAGE
+    return [*family.rules(spec), Rename("classifier.{p}", "head.out.{p}")]
+
+
+SIGLIP = Family(
+    name="siglip",
+    about="a text and an image encoder whose vectors are compared pair by pair",
+    fields={
+        "text_config": nested_config(TEXT, tower_of("text"), {}),
+        "vision_config": nested_config(IMAGE, tower_of("image"), {}),
+        "initializer_factor": Field(1.0, lambda spec: factor(spec, "head.out.weight")),
+        "problem_type": Field(None, "head.problem"),
+        "tie_last_hidden_states": Ignored(None, "the towers' configs decide"),
+    },
+    describe=describe,
+    rules=rules,
+    architectures=("SiglipModel", "SiglipForImageClassification", *TEXT.architectures, *IMAGE.architectures),
+    base=("SiglipModel",),
+    prefixes={
+        **dict.fromkeys(TEXT.architectures, "text_model."),
+        **dict.fromkeys((*IMAGE.architectures, "SiglipForImageClassification"), "vision_model."),
+    },
+    dropped=tuple(f"{tower}embeddings.position_ids" for tower in ("text_model.", "vision_model.", "~")),
+    pictures="Siglip",
+    sizes={"siglip-base": Size({}, 203e6)},
+)
+
+FAMILIES = (SIGLIP,)
