@@ -116,6 +116,10 @@ NECKS: dict[str, dict[str, Any]] = {
     "LayerMix": {}, "TextOnly": {},
     "SpeechNeck": {"norm": {"kind": "LayerNorm"}, "adapter": {"kind": "ConvolutionAdapter", "width": 16, "depth": 1}},
 }  # fmt: skip
+STEPS: dict[str, dict[str, Any]] = {
+    kind: {"pre_norm": {"kind": "LayerNorm"}, "op": {"kind": "MLP", "width": 24}}
+    for kind in ("NormedShortcut", "ZeroedPadding", "BlockInputStep")
+}
 TEXTS: dict[str, dict[str, Any]] = {
     "TextEmbedding": {}, "GlobalTextEmbedding": {"global_tokens": "first"}, "SegmentedText": {},
     "BlockTextEmbedding": {"block_size": 2, "random_blocks": 1}, "SubwordBlocks": {"blocks": 3, "downsample": 1},
@@ -123,6 +127,7 @@ TEXTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 SLOTS: dict[str, dict[str, dict[str, Any]]] = {
     "decoder.layers.attention.op.mask": MASKS, "decoder.layers.attention.op": OPS,
+    "decoder.layers.feedforward": STEPS,
     "decoder.layers.attention.pre_norm": NORMS, "decoder.layers.attention.op.qk_norm": NORMS,
     "head.transform.norm": NORMS, "decoder.norm": NORMS, "decoder.layers.feedforward.residual": RESIDUALS,
     "embedding.position": POSITIONS, "decoder.layers.attention.op.position": RELATIVE,

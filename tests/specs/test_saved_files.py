@@ -20,6 +20,7 @@ from anyformer.train.run import Run, read_run
 
 SAVED = Path(__file__).with_name("saved")
 CASES = {case.id: case for case in cases()}
+FEED, NORM = {"kind": "MLP", "width": 8}, {"kind": "RMSNorm"}
 EXPECTED = json.loads((SAVED / "expected.json").read_text())
 
 
@@ -45,6 +46,11 @@ def test_a_description_is_what_it_was(path: Path) -> None:
     ({"kind": "BlockAttention", "num_heads": 2, "size": 3, "learned_scale": {"kind": "LearnedScale", "most": 9.0}},
      {"kind": "BlockAttention", "num_heads": 2, "scale": 1.0, "scores": [{"kind": "LearnedScale", "most": 9.0}],
       "size": 3}),
+    *[({"kind": "Sublayer", "op": FEED, "out_norm": NORM, **old}, {"kind": kind, "op": FEED, "out_norm": NORM})
+      for kind, old in (("Sublayer", {"of_block": False}), ("ZeroedPadding", {"zero_pads": True}),
+                        ("BlockInputStep", {"zero_pads": True, "of_block": True}))],
+    ({"kind": "Sublayer", "op": FEED, "pre_norm": NORM, "normed_skip": True},
+     {"kind": "NormedShortcut", "op": FEED, "pre_norm": NORM}),
     ({"kind": "KLPainter"}, {"kind": "KLDecoder"}),
     ({"kind": "LatentAttention", "num_heads": 2, "rank": 4, "head_width": 4, "turned_width": 2, "value_width": 4,
       "position": {"kind": "Rope"}},

@@ -22,6 +22,7 @@ from anyformer.parts.head.double import DoubleHeadModule
 from anyformer.parts.head.language import LMHeadModule
 from anyformer.parts.head.pretraining import PretrainingModule
 from anyformer.stacks.stages import StagesModule
+from anyformer.stacks.step_kinds import NormedShortcutModule
 from anyformer.stacks.sublayer import SublayerModule
 
 CHUNK = 32  # positions per chunk; a chunk needs memory for N x P x D values
@@ -178,7 +179,7 @@ class StreamShares:
 
     def step(self, step: StackStep) -> None:
         sublayer, residual = step.sublayer, step.sublayer.residual
-        if sublayer.normed_skip:
+        if isinstance(sublayer, NormedShortcutModule):
             self.norm(sublayer.pre_norm)
         names, added = self.branch(step)
         zero = torch.zeros_like(added[0])
