@@ -413,9 +413,9 @@ FIELDS: dict[str, Any] = {
     "ConvEmbedding.widths": st.sampled_from(([8], [6, 8])), "ConvEmbedding.kernel": st.sampled_from((3, 1)),
     "WaveformEmbedding.stem": stem, "SpecAugment.time_span": st.integers(1, 2),
     "SpecAugment.channel_span": st.integers(1, 2), "SpecAugment.active": KEPT, "LayerMix.rest": KEPT,
-    "TextOnly.rest": KEPT,
+    "TextOnly.rest": KEPT, "OutputProjection.width": st.sampled_from((8, 12)),
     "Stack.layers": lambda d, p: OMITTED, "Stack.pattern": KEPT, "Stack.order": KEPT,
-    "Stack.depth": lambda d, p: OMITTED, "Stack.project": st.sampled_from((None, None, None, 8)),
+    "Stack.depth": lambda d, p: OMITTED,
     "ConvolutionAdapter.depth": st.integers(0, 1), "Merge.pre_norm": KEPT,
     "SpectrogramEmbedding.kernel": st.sampled_from((3, 1, 5)), "SpectrogramEmbedding.whole": KEPT,
     "SpectrogramEmbedding.strides": st.sampled_from(([1, 2], [2], [1])), "SpectrogramEmbedding.position": absolute,
@@ -518,6 +518,8 @@ def stack(draw: Draw, slot: Slot) -> dict[str, Any]:
         made["pattern"] = draw(st.sampled_from((["a", "b"], ["b", "a", "a"])))
     else:
         made["layers"] = block(draw, slot, cross)
+    if draw(st.integers(0, 9)) == 9 and not refused(made | {"kind": "TimedStack"}):
+        made["kind"] = "TimedStack"
     if draw(st.integers(0, 9)) == 9:
         made["order"] = [*range(made["depth"]), 0]
     if (slot.reshapes or slot.writes) and draw(st.integers(0, 5)) == 5:  # not for stacks that are followed by others
@@ -556,7 +558,7 @@ def perceiver(draw: Draw, slot: Slot) -> dict[str, Any]:
     """Latents have no token ids, grid or other properties of the input."""
     width = draw(st.sampled_from((None, 2 * slot.width)))
     inner = dataclasses.replace(slot, width=width or slot.width, shortened=True, gives=())
-    made = fields(draw, "Perceiver", inner) | {"width": width, "stack": without(stack(draw, inner), "neck", "project")}
+    made = fields(draw, "Perceiver", inner) | {"width": width, "stack": without(stack(draw, inner), "neck")}
     if made.get("rounds", 1) > 1:
         made["stack"] = without(made["stack"], "norm")
     made |= {"reread": made.get("rounds", 1) > 1 and made.get("reread", False)}

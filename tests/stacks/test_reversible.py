@@ -155,7 +155,6 @@ def test_where_states_are_kept() -> None:
     (lambda: Reversible(a=Sublayer(op=FEED, residual=Scaled(skip=0.0))), "not reversible"),
     (lambda: Reversible(a=Block(b=Sublayer(op=FEED))), "Reversible.a: expected a Sublayer, got a Block"),
     (lambda: Stack(layers={"a": Reversible(**steps()), "b": Block(**steps())}, pattern=("a", "b"), depth=2), "some"),
-    (lambda: Stack(layers=Block(**steps()), depth=2, shows="last"), "Stack.shows='last'"),
 ])  # fmt: skip
 def test_refused(build: Any, line: str) -> None:
     with pytest.raises(ValueError, match=line):

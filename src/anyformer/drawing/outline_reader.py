@@ -239,9 +239,6 @@ class OutlineReader:
         if isinstance(part, Stack):
             yield self.stretches(part, address, width, flow) if part.reshapes else self.layers(part, address, width)
             yield from self.norm(part.norm, f"{address}.norm")
-            if part.project is not None:
-                at = f"{address}.project"
-                yield Card(at, "resize", "Linear", (f"{width} → {part.project}",), self.note(at))
             if part.neck is not None:
                 yield self.module_card(part.neck, f"{address}.neck", "resize", width)
         elif any(isinstance(inner, Stack) for _, inner in walk(part)):

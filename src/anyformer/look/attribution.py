@@ -157,8 +157,8 @@ class StreamShares:
                 self.add_change(step)
         whole, head = body(self.run.model), self.run.model.head
         self.norm(self.stack.norm)
-        if self.stack.project is not None:
-            self.affine(self.stack.project)
+        if self.stack.neck is not None:
+            self.affine(self.stack.neck.project)
         if isinstance(whole, StagesModule):
             self.norm(whole.norm)
         head = token_head(head)

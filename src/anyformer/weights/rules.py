@@ -266,7 +266,11 @@ class Matched(NamedTuple):
     dropped: list[str]  # templates of tensors that may be unused, because they have no learned values
 
 
-EARLIER = ((".learned_scale.", ".scores.{i}."), (".talk.", ".scores.{i}."))  # parts of our names -> the present ones
+EARLIER = (  # parts of our names in earlier versions -> the present ones
+    (".learned_scale.", ".scores.{i}."),
+    (".talk.", ".scores.{i}."),
+    (".project.", ".neck.project."),
+)
 
 
 def same_names(spec: object, stored: list[str], targets: list[str]) -> Matched:
