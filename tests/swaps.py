@@ -115,9 +115,15 @@ FEATURES: dict[str, dict[str, Any]] = {
     "RandomFeatures": {"count": 256},
 }
 NECKS: dict[str, dict[str, Any]] = {
-    "LayerMix": {}, "TextOnly": {}, "UnusedNeck": {"part": {"kind": "MLP", "width": 8}},
+    "LayerMix": {}, "TextOnly": {}, "OutputProjection": {"width": 12},
+    "UnusedNeck": {"part": {"kind": "MLP", "width": 8}},
     "SpeechNeck": {"norm": {"kind": "LayerNorm"}, "adapter": {"kind": "ConvolutionAdapter", "width": 16, "depth": 1}},
 }  # fmt: skip
+STEPS: dict[str, dict[str, Any]] = {
+    kind: {"pre_norm": {"kind": "LayerNorm"}, "op": {"kind": "MLP", "width": 24}}
+    for kind in ("NormedShortcut", "ZeroedPadding", "BlockInputStep")
+}
+STACKS = {"TimedStack": {"layers": {"kind": "Block", "attention": {"kind": "Sublayer", "op": ATTENTION}}, "depth": 2}}
 TEXTS: dict[str, dict[str, Any]] = {
     "TextEmbedding": {}, "GlobalTextEmbedding": {"global_tokens": "first"}, "SegmentedText": {},
     "BlockTextEmbedding": {"block_size": 2, "random_blocks": 1}, "SubwordBlocks": {"blocks": 3, "downsample": 1},
@@ -125,10 +131,11 @@ TEXTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 SLOTS: dict[str, dict[str, dict[str, Any]]] = {
     "decoder.layers.attention.op.mask": MASKS, "decoder.layers.attention.op": OPS,
+    "decoder.layers.feedforward": STEPS,
     "decoder.layers.attention.pre_norm": NORMS, "decoder.layers.attention.op.qk_norm": NORMS,
     "head.transform.norm": NORMS, "decoder.norm": NORMS, "decoder.layers.feedforward.residual": RESIDUALS,
     "embedding.position": POSITIONS, "decoder.layers.attention.op.position": RELATIVE,
-    "decoder.layers.attention.op.position.scaling": ROPES, "decoder.neck": NECKS, "embedding": TEXTS,
+    "decoder.layers.attention.op.position.scaling": ROPES, "decoder.neck": NECKS, "decoder": STACKS, "embedding": TEXTS,
     "decoder.layers.attention.op.scores.0": {"SoftCap": {}, "LearnedScale": {}, "ScaleByLayer": {}, "TalkingHeads": {}},
     "decoder.layers.attention.op.normalizer": {"Softmax": {}, "Entmax": {}, "Sparsemax": {}, "Sinks": {}},
     "decoder.layers.attention.op.left": {"Convolved": {"width": 8}},

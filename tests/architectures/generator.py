@@ -420,9 +420,9 @@ FIELDS: dict[str, Any] = {
     "ConvEmbedding.widths": st.sampled_from(([8], [6, 8])), "ConvEmbedding.kernel": st.sampled_from((3, 1)),
     "WaveformEmbedding.stem": stem, "SpecAugment.time_span": st.integers(1, 2),
     "SpecAugment.channel_span": st.integers(1, 2), "SpecAugment.active": KEPT, "LayerMix.rest": KEPT,
-    "TextOnly.rest": KEPT, "Sublayer.normed_skip": lambda draw, slot: draw(st.integers(0, 9)) == 9,
+    "TextOnly.rest": KEPT, "OutputProjection.width": st.sampled_from((8, 12)),
     "Stack.layers": lambda d, p: OMITTED, "Stack.pattern": KEPT, "Stack.order": KEPT,
-    "Stack.depth": lambda d, p: OMITTED, "Stack.project": st.sampled_from((None, None, None, 8)),
+    "Stack.depth": lambda d, p: OMITTED,
     "ConvolutionAdapter.depth": st.integers(0, 1), "Merge.pre_norm": KEPT,
     "SpectrogramEmbedding.kernel": st.sampled_from((3, 1, 5)), "SpectrogramEmbedding.whole": KEPT,
     "SpectrogramEmbedding.strides": st.sampled_from(([1, 2], [2], [1])), "SpectrogramEmbedding.position": absolute,
@@ -479,7 +479,12 @@ def sublayer(draw: Draw, slot: Slot, **given: Any) -> dict[str, Any]:
     made = fields(draw, "Sublayer", slot) | given
     if not slot.careless and not refused(made["op"]) and getattr(decode(made["op"]), "reshapes", False):
         made["skip"] = grids.skip(draw)
-    return made if slot.careless or made.get("pre_norm") else without(made, "normed_skip")
+    unusual = [
+        "ZeroedPadding",
+        "BlockInputStep",
+        *(["NormedShortcut"] if slot.careless or made.get("pre_norm") else []),
+    ]
+    return made | {"kind": draw(st.sampled_from(unusual))} if draw(st.integers(0, 9)) == 9 else made
 
 
 def without(made: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -493,17 +498,20 @@ def block(draw: Draw, slot: Slot, cross: bool = False) -> dict[str, Any]:
         looks = without(fields(draw, "Attention", slot), "mask", "position")
         steps["cross"] = sublayer(draw, slot, op=looks | {"memory": True})
     shaped = any(step.get("skip") for step in steps.values()) and not slot.careless
+    if shaped:  # the Block's input has a different shape
+        steps = {name: step | {"kind": "Sublayer"} if step["kind"] == "BlockInputStep" else step
+                 for name, step in steps.items()}  # fmt: skip
     if len(steps) > 1 and draw(st.integers(0, 3)) == 3 and not shaped:
         side = {name: steps.pop(name) for name in list(steps)[-2:]}
         if not slot.careless:
-            side = {name: without(step, "out_norm", "normed_skip") for name, step in side.items()}
+            side = {name: without(step, "out_norm") | {"kind": "Sublayer"} for name, step in side.items()}
         steps["side"] = {"kind": "Parallel", **side}
     return {"kind": "Block", **steps}
 
 
 def reversible(made: dict[str, Any]) -> dict[str, Any]:
     """The same block on two streams, if its steps can be inverted."""
-    steps = {name: without(step, "out_norm", "normed_skip") if isinstance(step, dict) else step
+    steps = {name: without(step, "out_norm") | {"kind": "Sublayer"} if name != "kind" and "op" in step else step
              for name, step in made.items()}  # fmt: skip
     made = steps | {"kind": "Reversible"}
     return steps if refused(made) else made
@@ -517,6 +525,8 @@ def stack(draw: Draw, slot: Slot) -> dict[str, Any]:
         made["pattern"] = draw(st.sampled_from((["a", "b"], ["b", "a", "a"])))
     else:
         made["layers"] = block(draw, slot, cross)
+    if draw(st.integers(0, 9)) == 9 and not refused(made | {"kind": "TimedStack"}):
+        made["kind"] = "TimedStack"
     if draw(st.integers(0, 9)) == 9:
         made["order"] = [*range(made["depth"]), 0]
     if (slot.reshapes or slot.writes) and draw(st.integers(0, 5)) == 5:  # not for stacks that are followed by others
@@ -555,7 +565,7 @@ def perceiver(draw: Draw, slot: Slot) -> dict[str, Any]:
     """Latents have no token ids, grid or other properties of the input."""
     width = draw(st.sampled_from((None, 2 * slot.width)))
     inner = dataclasses.replace(slot, width=width or slot.width, shortened=True, gives=())
-    made = fields(draw, "Perceiver", inner) | {"width": width, "stack": without(stack(draw, inner), "neck", "project")}
+    made = fields(draw, "Perceiver", inner) | {"width": width, "stack": without(stack(draw, inner), "neck")}
     if made.get("rounds", 1) > 1:
         made["stack"] = without(made["stack"], "norm")
     made |= {"reread": made.get("rounds", 1) > 1 and made.get("reread", False)}

@@ -29,6 +29,7 @@ from anyformer.parts.residual import Scaled
 from anyformer.runtime.inputs import COMMON
 from anyformer.specs.part import Site
 from anyformer.stacks.block import Parallel
+from anyformer.stacks.step_kinds import NormedShortcut
 from anyformer.stacks.sublayer import Sublayer
 from tiny import model_of
 
@@ -159,22 +160,23 @@ def heights(figure: Figure, step: str) -> list[str]:
         ({"pre_norm": LayerNorm()}, ["pre_norm", "op", "+"]),
         ({"out_norm": LayerNorm()}, ["op", "+", "out_norm"]),
         ({"pre_norm": LayerNorm(), "post_norm": LayerNorm()}, ["pre_norm", "op", "post_norm", "+"]),
-        ({"pre_norm": LayerNorm(), "normed_skip": True}, ["pre_norm", "op", "+"]),
+        ({"kind": NormedShortcut, "pre_norm": LayerNorm()}, ["pre_norm", "op", "+"]),
         ({}, ["op", "+"]),
     ],
     ids=["pre", "post", "sandwich", "normed skip", "none"],
 )
 def test_norms_stand_where_they_are_applied(fields: dict[str, Any], order: list[str]) -> None:
-    figure = draw(gpt2(decoder__layers__feedforward=Sublayer(op=MLP(width=48), **fields))).figure
+    kind = fields.pop("kind", Sublayer)
+    figure = draw(gpt2(decoder__layers__feedforward=kind(op=MLP(width=48), **fields))).figure
     assert heights(figure, "feedforward") == order and not [*faults(figure)]
     # the skip connection starts directly below the first box that it skips
     skips = [mark.points for mark in figure.marks if isinstance(mark, Polyline) and mark.kind == "skip"]
     boxes = {mark.tip: mark for mark in figure.marks if isinstance(mark, Box)}
-    first = "op" if fields.get("normed_skip") or "pre_norm" not in fields else "pre_norm"
+    first = "op" if kind is NormedShortcut or "pre_norm" not in fields else "pre_norm"
     passed = boxes[f"decoder.layers.0.feedforward.{first}"]
     start = min((points[0][1] for points in skips if points[0][1] > passed.y), default=0)
     assert 0 < start - (passed.y + passed.height) < 30
-    if fields.get("normed_skip"):
+    if kind is NormedShortcut:
         assert start < boxes["decoder.layers.0.feedforward.pre_norm"].y
 
 

@@ -21,8 +21,8 @@ from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.residual import Scaled
 from anyformer.specs.part import Site
 from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
+from anyformer.stacks.timed import TimedStack
 from anyformer.train.run import Pretrained, Run, read_run
 from architectures.lines import broken, check, inputs_of, random_model
 from small import close, context, filled
@@ -132,7 +132,7 @@ def test_taps_of_the_evolved_transformer() -> None:
 def test_each_step_of_the_universal_transformer_has_a_vector() -> None:
     """The time vector is added before the step, whichever layer runs."""
     step = Sublayer(op=MLP(width=8, activation="identity", bias=False), residual=Scaled(skip=0.0))
-    stack = filled(Stack(layers=Block(one=step), depth=2, order=(0, 1, 0), timed=True).build(Site(width=6, depth=2)))
+    stack = filled(TimedStack(layers=Block(one=step), depth=2, order=(0, 1, 0)).build(Site(width=6, depth=2)))
     x = expected = torch.randn(1, 4, 6)
     for vector, layer in zip(stack.timing, (0, 1, 0), strict=True):
         op = stack.layers[layer].one.op

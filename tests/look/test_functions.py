@@ -14,6 +14,7 @@ import anyformer as af
 from anyformer.look.roles import steps
 from anyformer.look.trace import addresses
 from anyformer.stacks.block import Block
+from anyformer.stacks.step_kinds import NormedShortcut
 from planted import HEADS, WORDS, planted
 from small import close
 from tiny import inputs_of, model_of
@@ -203,8 +204,8 @@ def test_a_changed_run_is_looked_at_as_changed() -> None:
 
 def test_contributions_where_the_skip_is_normed() -> None:
     spec = model_of("gpt2").spec
-    names = ("attention", "feedforward")
-    model = af.build(af.override(spec, {f"decoder.layers.{name}.normed_skip": True for name in names}), seed=0).eval()
+    steps = {f"decoder.layers.{name}": step.as_kind(NormedShortcut) for name, step in spec.decoder.layers.items()}
+    model = af.build(af.override(spec, steps), seed=0).eval()
     with torch.no_grad():
         run = af.trace(model, **inputs_of("gpt2"))
     close(af.look.contributions(run, token=3).values.sum(0), run.output.logits[0, -1:, 3].double(), 1e-5)

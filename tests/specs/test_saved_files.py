@@ -17,9 +17,12 @@ from catalogue import cases, make_inputs, spec_of
 import anyformer as af
 from anyformer.specs.codec import decode, encode, from_json, to_json
 from anyformer.train.run import Run, read_run
+from anyformer.weights.rules import same_names
 
 SAVED = Path(__file__).with_name("saved")
 CASES = {case.id: case for case in cases()}
+FEED, NORM = {"kind": "MLP", "width": 8}, {"kind": "RMSNorm"}
+BLOCK = {"kind": "Block", "feed": {"kind": "Sublayer", "op": FEED}}
 EXPECTED = json.loads((SAVED / "expected.json").read_text())
 
 
@@ -45,6 +48,16 @@ def test_a_description_is_what_it_was(path: Path) -> None:
     ({"kind": "BlockAttention", "num_heads": 2, "size": 3, "learned_scale": {"kind": "LearnedScale", "most": 9.0}},
      {"kind": "BlockAttention", "num_heads": 2, "scale": 1.0, "scores": [{"kind": "LearnedScale", "most": 9.0}],
       "size": 3}),
+    *[({"kind": "Sublayer", "op": FEED, "out_norm": NORM, **old}, {"kind": kind, "op": FEED, "out_norm": NORM})
+      for kind, old in (("Sublayer", {"of_block": False}), ("ZeroedPadding", {"zero_pads": True}),
+                        ("BlockInputStep", {"zero_pads": True, "of_block": True}))],
+    ({"kind": "Sublayer", "op": FEED, "pre_norm": NORM, "normed_skip": True},
+     {"kind": "NormedShortcut", "op": FEED, "pre_norm": NORM}),
+    ({"kind": "Stack", "layers": BLOCK, "depth": 2, "timed": True},
+     {"kind": "TimedStack", "layers": BLOCK, "depth": 2}),
+    ({"kind": "Stack", "layers": BLOCK, "depth": 2, "project": 4, "shows": "last"},
+     {"kind": "Stack", "layers": BLOCK, "depth": 2, "neck": {"kind": "OutputProjection", "width": 4},
+      "shows": "stream"}),
     ({"kind": "KLPainter"}, {"kind": "KLDecoder"}),
     ({"kind": "PatchEmbedding", "image_size": [4, 4], "patch_size": [2, 2], "prefix": 2},
      {"kind": "PatchEmbedding", "image_size": [4, 4], "patch_size": [2, 2],
@@ -93,6 +106,13 @@ def test_old_names_of_kinds_and_fields_are_read(old: dict[str, Any], new: dict[s
 def test_a_run_is_read(path: Path) -> None:
     run = read_run(path)
     assert isinstance(run, Run) and from_json(json.loads(to_json(run))) == run
+
+
+def test_an_old_address_is_found() -> None:
+    """OPT-350M's output projection was `decoder.project`."""
+    stored, targets = ["decoder.project.weight", "embedding.project.weight"], ["decoder.neck.project.weight"]
+    names = same_names(None, stored, [*targets, "embedding.project.weight"]).names
+    assert names == {targets[0]: stored[0], stored[1]: stored[1]}
 
 
 @pytest.mark.parametrize("name", EXPECTED)

@@ -124,7 +124,7 @@ def test_the_same_reach_for_all() -> None:
             feedforward=Sublayer(op=MLP(width=8)), attention=Sublayer(op=attention()))}),
          "layers.attention: memories are the input of a layer, so only its first step can be attention"),
         (lambda: af.build(spec(attention(Rope())), device="meta"), "position: Rope changes"),
-        (lambda: spec(attention(), timed=True), "TwoStreams.timed"),
+        (lambda: spec(attention(), layer_drop=0.1), "TwoStreams.layer_drop"),
         (lambda: spec(attention(), kept=0), "kept"),
         (lambda: spec(attention()).replace(embedding=TextEmbedding(tokens=Tokens(vocab_size=V))), "OrderedText does"),
         (lambda: spec(attention()).replace(encoder=Stack(layers=spec(attention()).encoder.layers, depth=1)),

@@ -51,6 +51,7 @@ from anyformer.stacks.funnel import Funnel
 from anyformer.stacks.perceiver import Perceiver
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.stages import Stages
+from anyformer.stacks.step_kinds import NormedShortcut
 from anyformer.stacks.sublayer import Sublayer
 
 STACKS = (Stack, Stages, Funnel, Perceiver)
@@ -171,7 +172,7 @@ class OutlineReader:
         )
         op = self.op(step.op, f"{address}.op", width, shared)
         join = "" if isinstance(step.residual, Add) else describe_part("", step.residual, step, width)
-        return ResidualStep(before, op, after, out, join, step.normed_skip)
+        return ResidualStep(before, op, after, out, join, isinstance(step, NormedShortcut))
 
     def layers(self, stack: Stack, address: str, width: int) -> Layers:
         kinds = {"": stack.layers} if isinstance(stack.layers, Block) else dict(stack.layers)
@@ -241,9 +242,6 @@ class OutlineReader:
         if isinstance(part, Stack):
             yield self.stretches(part, address, width, flow) if part.reshapes else self.layers(part, address, width)
             yield from self.norm(part.norm, f"{address}.norm")
-            if part.project is not None:
-                at = f"{address}.project"
-                yield Card(at, "resize", "Linear", (f"{width} → {part.project}",), self.note(at))
             if part.neck is not None:
                 yield self.module_card(part.neck, f"{address}.neck", "resize", width)
         elif any(isinstance(inner, Stack) for _, inner in walk(part)):

@@ -6,7 +6,7 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Ignored, Removed
-from anyformer.families.base.template import Class, Config, Entry, divides, interleave, read_only, tied
+from anyformer.families.base.template import Class, Config, Entry, divides, interleave, kind_field, read_only, tied
 from anyformer.families.shared.heads import causal_mask, decoder_classes, tag_dropout
 from anyformer.models import DecoderModel, Model
 from anyformer.parts.attention.attention import Attention
@@ -20,6 +20,7 @@ from anyformer.parts.position.absolute import Alibi
 from anyformer.specs.addresses import value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
+from anyformer.stacks.step_kinds import NormedShortcut
 from anyformer.stacks.sublayer import Sublayer
 
 ATTENTION, LAYER = "decoder.layers.attention.op", "decoder.layers.{i}"
@@ -57,7 +58,9 @@ CONFIG: dict[str, Any] = {
     "n_head": (f"{ATTENTION}.num_heads", f"{ATTENTION}.position.num_heads"),
     "layer_norm_epsilon": ("decoder.norm.eps", "decoder.layers.*.pre_norm.eps", "embedding.norm.eps"),
     "initializer_range": "init.*.std",
-    "apply_residual_connection_post_layernorm": "decoder.layers.*.normed_skip",
+    **kind_field(
+        "apply_residual_connection_post_layernorm", "decoder.layers.*", {False: Sublayer, True: NormedShortcut}
+    ),
     "hidden_dropout": "decoder.layers.*.dropout",
     "attention_dropout": f"{ATTENTION}.dropout",
     "classifier_dropout": Entry(

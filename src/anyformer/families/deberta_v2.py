@@ -28,7 +28,7 @@ from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.disentangled import Disentangled
 from anyformer.specs.addresses import edit, value_at
 from anyformer.stacks.block import Block
-from anyformer.stacks.sublayer import Sublayer
+from anyformer.stacks.step_kinds import BlockInputStep
 
 CONVOLUTION = "encoder.layers.0.convolution"
 
@@ -59,7 +59,7 @@ def add_convolution(spec: EncoderModel, kernel: int, c: Config) -> EncoderModel:
         activation=activation_named(c.conv_act),
         dropout=c.hidden_dropout_prob,
     )
-    step = Sublayer(op=op, out_norm=LayerNorm(eps=c.layer_norm_eps), of_block=True, zero_pads=True)
+    step = BlockInputStep(op=op, out_norm=LayerNorm(eps=c.layer_norm_eps))
     stack = value_at(spec, "encoder")
     layer, rest = stack.layers, ("layer",) * (c.num_hidden_layers - 1)
     layers = {"first": Block(**layer.steps, convolution=step), **({"layer": layer} if rest else {})}

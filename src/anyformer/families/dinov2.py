@@ -16,7 +16,7 @@ from anyformer.stacks.constant_drop import ConstantDropSublayer as Sublayer
 from anyformer.weights.rules import Rule
 
 THEIRS, STEPS, OP = "~encoder.layer.{i}", f"{LAYER}.{{attention,feedforward}}", f"{LAYER}.feedforward.op"
-NORM, SCALE, FIRST = LayerNorm(eps=1e-6), LayerScale(start=1.0), Pool(take="first")
+NORM, SCALE, FIRST = LayerNorm(eps=1e-6), LayerScale(start=1.0), Pool()
 LAYERS = Block(
     attention=Sublayer(pre_norm=NORM, op=Attention(num_heads=12, bias="qkvo"), residual=SCALE),
     feedforward=Sublayer(pre_norm=NORM, op=MLP(width=3072, activation="gelu"), residual=SCALE),

@@ -21,6 +21,7 @@ from anyformer.parts.head.span import SpanHead
 from anyformer.parts.init import Normal
 from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
+from anyformer.parts.output_projection import OutputProjection
 from anyformer.parts.position.absolute import Learned
 from anyformer.parts.position.numbering import RealTokens
 from anyformer.specs.addresses import edit, value_at
@@ -52,6 +53,10 @@ TEMPLATE = DecoderModel(
 )
 
 
+def project_output(spec: Model, width: int | None, c: Config) -> Model:
+    return spec if width in (None, c.hidden_size) else edit(spec, {"decoder.neck": OutputProjection(width=width)})
+
+
 def place_norms(spec: Model, before: bool, c: Config) -> Model:
     """Place norms before each step and after the stack, or (post-norm) only after each residual add."""
     if not before:
@@ -81,9 +86,10 @@ CONFIG: dict[str, Any] = {
     "_remove_final_layer_norm": Entry(False, has_no_last_norm),
     "word_embed_proj_dim": Entry(
         None,
-        lambda spec: spec.decoder.project or spec.width,
-        addresses=("embedding.tokens.width", "decoder.project"),
+        lambda spec: value_at(spec, "embedding.tokens.width") or spec.width,
+        addresses=("embedding.tokens.width",),
         read=lambda value, c: None if value == c.hidden_size else value,
+        build=project_output,
     ),
     "dropout": "decoder.layers.*.dropout",
     "attention_dropout": f"{ATTENTION}.dropout",
@@ -117,7 +123,7 @@ def weights(spec: Model) -> dict[str, str]:
         "~decoder.layers.{i}.final_layer_norm": f"{LAYER}.feedforward.{norm}",
         "~decoder.layers.{i}.{fc1,fc2}": f"{LAYER}.feedforward.op.{{up,down}}",
         "~decoder.final_layer_norm": "decoder.norm",
-        "~decoder.project_out": "decoder.project",
+        "~decoder.project_out": "decoder.neck.project",
     }
 
 

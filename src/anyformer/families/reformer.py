@@ -59,7 +59,7 @@ TEMPLATE = EncoderModel(
         depth=6,
         norm=NORM,
         dropout=0.05,
-        shows="last",
+        shows="stream",
     ),
     state_name="past_buckets_states",
     init={"*": Normal(std=0.02)},

@@ -29,6 +29,7 @@ from anyformer.parts.position.sinusoid_init import Sines
 from anyformer.specs.addresses import value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
+from anyformer.stacks.step_kinds import ZeroedPadding
 from anyformer.stacks.sublayer import Sublayer
 
 ATTENTION, INNER, LAYER = "encoder.layers.attention.op", "encoder.layers.feedforward.op", "encoder.layers.{i}"
@@ -50,7 +51,7 @@ TEMPLATE = EncoderModel(
         depth=12,
         layers=Block(
             attention=Sublayer(op=Attention(num_heads=16, dropout=0.1), out_norm=NORM, dropout=0.1),
-            feedforward=Sublayer(op=MLP(width=8192, activation="gelu"), out_norm=NORM, dropout=0.1, zero_pads=True),
+            feedforward=ZeroedPadding(op=MLP(width=8192, activation="gelu"), out_norm=NORM, dropout=0.1),
         ),
     ),
     init={TABLES: Normal(std=2048**-0.5), "*": Normal(std=0.02)},

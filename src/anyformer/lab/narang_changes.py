@@ -36,6 +36,7 @@ from anyformer.stacks.block import Block, Parallel
 from anyformer.stacks.funnel import Funnel
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
+from anyformer.stacks.timed import TimedStack
 
 Changes = Mapping[str, Any]  # path -> value, as `override` takes them
 NORM = LayerNorm(eps=1e-6)
@@ -281,8 +282,8 @@ def synthesizer(size: TableSize, scores: Any, products: Any = "none") -> Changes
 def universal(size: TableSize) -> Changes:
     """Alternate two layers for four times as many steps as the baseline has layers, each with its own time vector."""
     order = (0, 1) * (2 * size.depth)
-    fields = {"depth": 2, "order": order, "timed": True}
-    return {**{f"{name}.{f}": v for name in ("encoder", "decoder") for f, v in fields.items()}, "ties": (INPUTS,)}
+    both = {name: stack.as_kind(TimedStack, depth=2, order=order) for name, stack in stacks(size).items()}
+    return {**both, "ties": (INPUTS,)}
 
 
 def sparse(size: TableSize, op: MoE) -> Changes:

@@ -23,6 +23,7 @@ from anyformer.parts.head.double import DoubleHeadModule
 from anyformer.parts.head.language import LMHeadModule
 from anyformer.parts.head.pretraining import PretrainingModule
 from anyformer.stacks.stages import StagesModule
+from anyformer.stacks.step_kinds import NormedShortcutModule
 from anyformer.stacks.sublayer import SublayerModule
 
 CHUNK = 32  # positions per chunk; a chunk needs memory for N x P x D values
@@ -157,8 +158,8 @@ class StreamShares:
                 self.add_change(step)
         whole, head = body(self.run.model), self.run.model.head
         self.norm(self.stack.norm)
-        if self.stack.project is not None:
-            self.affine(self.stack.project)
+        if self.stack.neck is not None:
+            self.affine(self.stack.neck.project)
         if isinstance(whole, StagesModule):
             self.norm(whole.norm)
         head = token_head(head)
@@ -181,7 +182,7 @@ class StreamShares:
 
     def step(self, step: StackStep) -> None:
         sublayer, residual = step.sublayer, step.sublayer.residual
-        if sublayer.normed_skip:
+        if isinstance(sublayer, NormedShortcutModule):
             self.norm(sublayer.pre_norm)
         names, added = self.branch(step)
         zero = torch.zeros_like(added[0])

@@ -46,12 +46,13 @@ def body(model: TransformerModule) -> Any:
 
 def stream_end(whole: Any) -> str | None:
     """Return the address of the module between the stream of the last stack and the head, or None if the head reads the
-    stream. A second stream counts as one, because the steps of each stream read the other."""
+    stream or a linear map of it. A second stream counts as one, because the steps of each stream read the other."""
     stack = whole.last_stack
     if stack.part.streams > 1:
         return f"{stack.address}: a second stream"
     between = whole.between if isinstance(whole, PerceiverModule) else None
-    return between or (None if stack.part.neck is None else f"{stack.address}.neck")
+    neck = stack.part.neck
+    return between or (None if neck is None or neck.linear else f"{stack.address}.neck")
 
 
 def num_heads(op: nn.Module) -> int | None:

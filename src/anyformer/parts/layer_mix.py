@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +15,8 @@ from anyformer.specs.part import Part, Site
 class Neck(Part):
     """A module between a stack and its head. It maps the layers' states to the input of the head and its context. It
     gets the last state only, or with `every_layer` all states, beginning with the stack's input."""
+
+    linear: ClassVar[bool] = False  # a linear layer `project`, through which scores can be attributed
 
     @property
     def every_layer(self) -> bool:

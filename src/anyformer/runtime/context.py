@@ -205,6 +205,11 @@ def at_places(row: Tensor, places: Tensor) -> Tensor:
     return row[torch.arange(row.shape[0], device=row.device)[:, None], places]
 
 
+def zero_padding(x: Tensor, ctx: Context) -> Tensor:
+    """(B, T, D) -> (B, T, D): set the vectors of padding to zero."""
+    return x if ctx.tokens is None else x.masked_fill(~ctx.tokens[..., None], 0)
+
+
 def leading_pads(is_token: Tensor) -> Tensor:
     """(B, S) -> (B, 1): the number of pads before the first real token; positions are shifted by it."""
     return (is_token.cumsum(-1) == 0).sum(-1, keepdim=True)

@@ -22,7 +22,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Literal, Self, dataclass_transform
+from typing import Any, ClassVar, Literal, Self, TypeVar, dataclass_transform
 
 from anyformer.specs.frozen import Table as Table
 from anyformer.specs.frozen import freeze as freeze
@@ -62,6 +62,7 @@ class LayerSharing:
     form: tuple[object, ...] = ()  # values that must be the same in all layers
 
 
+P = TypeVar("P", bound="Part")
 ANY = "*"  # stands for the field names of a Part with open fields
 CHECKS_DEFERRED: contextvars.ContextVar[bool] = contextvars.ContextVar("together", default=False)  # see deferred_checks
 
@@ -215,6 +216,11 @@ class Part:
             if name not in values:
                 raise ValueError(f"{type(self).__name__} has no field {quote(name)}; {nearest(name, values)}")
         return type(self)(**{**values, **changes})
+
+    def as_kind(self, kind: type[P], **changes: Any) -> P:
+        """Return a Part of a different kind with the fields that both kinds have, and with `changes`."""
+        shared = {name: value for name, value in self.items() if name in hints(kind)}
+        return kind(**{**shared, **changes})
 
     def edit(self, steps: tuple[str, ...], change: Callable[[Any], Any]) -> Self:
         """Return a copy with `change` applied to the value at the path `steps`."""

@@ -64,8 +64,9 @@ class Block(Steps, sees="itself", called=("layer",)):
     def __init__(self, **steps: Any) -> None:
         super().__init__(**steps)
         for name, step in steps.items():
-            if isinstance(step, Sublayer) and step.of_block and self.reshapes:
-                raise ValueError(f"Block.{name}.of_block needs steps of one shape, but one changes the width or grid")
+            if isinstance(step, Sublayer) and step.reads_block_input and self.reshapes:
+                reads = f"{type(step).__name__} reads the Block's input"
+                raise ValueError(f"Block.{name}: {reads}, so no step can change the width or grid")
 
     def build(self, site: Site) -> nn.Module:
         return BlockModule(self, site)
@@ -79,10 +80,7 @@ class Parallel(Steps, sees="itself"):
         for name, step in steps.items():
             if not isinstance(step, Sublayer):
                 raise ValueError(f"Parallel.{name}: expected a Sublayer, got a {type(step).__name__}")
-            if step.normed_skip or step.zero_pads or step.out_norm is not None:
-                raise ValueError(f"Parallel.{name}: parallel steps cannot have normed_skip, zero_pads or out_norm")
-            if step.reshapes:
-                raise ValueError(f"Parallel.{name}: parallel steps cannot change the width or grid")
+            step.check_separable(f"Parallel.{name}")
 
     def build(self, site: Site) -> nn.Module:
         return ParallelModule(self, site)
@@ -92,16 +90,18 @@ class BlockModule(nn.Module):
     def __init__(self, part: Steps, site: Site) -> None:
         super().__init__()
         self.address, self.reshapes = site.address, part.reshapes
+        steps = part.steps.items()
+        self.readers = {name for name, step in steps if isinstance(step, Sublayer) and step.reads_block_input}
         width = site.width
         for name, step in part.items():
             self.add_module(name, step.build(site.child(name, width=width)))
             width = step.out_width(width)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        block = x
-        for step in self._modules.values():  # faster than `children()`, which removes duplicates
+        block_input = x
+        for name, step in self._modules.items():  # faster than `children()`, which removes duplicates
             assert step is not None
-            x = step(block, ctx, x) if getattr(step, "of_block", False) else step(x, ctx)
+            x = step(block_input, ctx, x) if name in self.readers else step(x, ctx)
             if self.reshapes:
                 ctx = context_after(step, ctx)
         return x

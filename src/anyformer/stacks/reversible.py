@@ -31,9 +31,7 @@ class Reversible(Block, sees="itself", called=("RevNet", "reversible residual"))
             if not isinstance(step, Sublayer):
                 kind = type(step).__name__
                 raise ValueError(f"Reversible.{name}: expected a Sublayer, got a {kind}")
-            if step.normed_skip or step.of_block or step.zero_pads or step.out_norm is not None or step.reshapes:
-                unsupported = "normed_skip, of_block, zero_pads, out_norm or an op that changes the width or grid"
-                raise ValueError(f"Reversible.{name}: a reversible step cannot have {unsupported}")
+            step.check_separable(f"Reversible.{name}")
             if not step.residual.undoes:
                 raise ValueError(f"Reversible.{name}.residual: {step.residual} is not reversible; Add() is")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from anyformer.kernels.reversible import can_rewind, run_rewindable
 from anyformer.parts.condition import AdaptiveNorm
-from anyformer.parts.init import Normal
 from anyformer.parts.layer_mix import Neck
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Reshaping
@@ -38,22 +37,19 @@ class Stack(Backbone, sees="itself"):
     depth: int
     pattern: tuple[str, ...] = ()
     order: tuple[int, ...] | None = None  # the layer that runs in each step: cross-layer parameter sharing (ALBERT)
-    timed: bool = False  # add a learned vector to the stream before each step [Dehghani et al. 2019]
     position: AttentionPosition | None = None  # one position bias shared by all layers (T5)
     norm: Norm | AdaptiveNorm | None = None  # after the last layer
-    project: int | None = None  # project to this output width after the norm (OPT-350M)
-    dropout: float = 0.0  # after norm and projection
+    dropout: float = 0.0  # after the norm
     layer_drop: float = 0.0  # probability to skip a whole layer during training [Fan et al. 2020]
     # contents of the output `hidden_states`: the "inputs" or "outputs" of all layers, then the norm's output; the whole
-    # "stream" (all inputs and the last output, without the norm); or its "last" half in stacks of two streams
-    shows: Literal["inputs", "outputs", "stream", "last"] = "inputs"
+    # "stream" (all inputs and the last output, without the norm; of two streams the one that was written last)
+    shows: Literal["inputs", "outputs", "stream"] = "inputs"
     neck: Neck | None = None  # reads the hidden states before the head
 
     def check(self) -> None:
         at_least(self, 0, "depth")
         if self.depth > 10_000:  # checked before allocating anything
             raise ValueError(f"Stack.depth is {self.depth:,}; at most 10,000 layers can be built")
-        at_least(self, 1, "project")
         chance(self, "dropout", "layer_drop")
         if isinstance(self.layers, Block) == bool(self.pattern):
             raise ValueError("Stack.pattern: set it if `layers` has several kinds, and leave it out for one Block")
@@ -71,9 +67,7 @@ class Stack(Backbone, sees="itself"):
                 raise ValueError(f"Stack.pattern: no kind of layer {quote(kind)}; {nearest(kind, kinds)}")
         if len({block.streams for block in kinds.values()}) > 1:
             raise ValueError("Stack.layers: only some layers are Reversible; make all of them Reversible, or none")
-        if self.shows == "last" and self.streams == 1:
-            raise ValueError("Stack.shows='last' needs two streams (Reversible layers); set 'stream'")
-        if (self.project is not None or self.reshapes) and self.neck is not None and self.neck.every_layer:
+        if self.reshapes and self.neck is not None and self.neck.every_layer:
             raise ValueError("Stack.neck reads the states of all layers, so no layer can change the width or grid")
         for name in ("order", "layer_drop", "position") if self.reshapes else ():
             if getattr(self, name):
@@ -107,8 +101,8 @@ class Stack(Backbone, sees="itself"):
 
     def check_inner(self, address: str) -> None:
         """Raise ValueError unless this stack keeps the shape of the stream, so that another one can follow."""
-        if self.project is not None or self.neck is not None or self.reshapes or self.streams > 1:
-            kinds = "project, neck, Reversible layers or layers that change the width or grid"
+        if self.neck is not None or self.reshapes or self.streams > 1:
+            kinds = "neck, Reversible layers or layers that change the width or grid"
             raise ValueError(f"{address}: a Stack that is followed by another one cannot have {kinds}")
         if (part := layer_sharing_of(self.layers)) is not None:
             raise ValueError(
@@ -141,7 +135,7 @@ class Stack(Backbone, sees="itself"):
         return grid
 
     def out_width(self, width: int) -> int:
-        width = self.project or self.widths(width)[-1]
+        width = self.widths(width)[-1]
         return width if self.neck is None else self.neck.out_width(width)
 
     @property
@@ -182,13 +176,24 @@ class Stack(Backbone, sees="itself"):
         kinds[pattern[i]] = block
         return self.replace(layers=kinds, pattern=tuple(pattern))
 
+    @classmethod
+    def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Earlier versions had fields for step vectors, for an output projection and for the states of Reformer."""
+        if data.pop("timed", False):
+            data["kind"] = "TimedStack"
+        if (width := data.pop("project", None)) is not None:
+            if data.get("neck") is not None:
+                raise ValueError("Stack.project cannot be used with a neck; leave one of them out")
+            data["neck"] = {"kind": "OutputProjection", "width": width}
+        if data.get("shows") == "last":
+            data["shows"] = "stream"
+        return data
+
     def build(self, site: Site) -> nn.Module:
         return StackModule(self, site)
 
 
 class StackModule(nn.Module):
-    starts: ClassVar[dict[str, Any]] = {"timing": Normal(std=0.02)}
-
     def __init__(self, part: Stack, site: Site) -> None:
         super().__init__()
         self.part, self.address = part, site.address
@@ -201,17 +206,11 @@ class StackModule(nn.Module):
             site.child(f"layers.{i}", width=widths[i], layer=first + i, depth=total).layer_of(part.layer(i))
             for i in range(part.depth)
         )
-        if part.timed and len({*widths}) > 1:
-            raise ValueError(
-                f"{site.address}: layers have different widths, so step vectors cannot be shared; set timed=False"
-            )
-        self.timing = nn.Parameter(torch.empty(len(part.steps), widths[0])) if part.timed else None
         self.position = part.position.build(site.child("position")) if part.position else None
         self.norm = part.norm.build(site.child("norm", width=widths[-1])) if part.norm else None
-        self.project = nn.Linear(widths[-1], part.project, bias=False) if part.project else None
         # whether the stream is fp32 inside this stack
         self.fp32_stream = any(isinstance(p, Add) and p.float32 for _, p in walk(part.layers))
-        after = site.child("neck", width=part.project or widths[-1], depth=len(part.steps))
+        after = site.child("neck", width=widths[-1], depth=len(part.steps))
         self.neck = part.neck.build(after) if part.neck else None
 
     def forward(
@@ -233,8 +232,7 @@ class StackModule(nn.Module):
         layers, drop = [*self.layers], self.part.layer_drop if self.training else 0.0
         for step, i in enumerate(self.steps):
             layer = layers[i]
-            if self.timing is not None:
-                x = x + self.timing[step]
+            x = self.step_input(x, step)
             if not (drop and torch.rand(()) < drop):
                 x = layer(x, ctx if step or first is None else first)
             if self.reshapes:
@@ -244,11 +242,15 @@ class StackModule(nn.Module):
             states.append(x)
         return self.finish(states, ctx)
 
+    def step_input(self, x: Tensor, step: int) -> Tensor:
+        """Return the input of the layer that runs in this step."""
+        return x
+
     def rewinds(self, x: Tensor, ctx: Context) -> bool:
         """Whether the backward pass recomputes the inputs of layers instead of storing them: during training, if all
         layers are reversible and nothing else needs their states."""
         part = self.part
-        if part.streams == 1 or not self.training or not part.depth or part.layer_drop or part.timed:
+        if part.streams == 1 or not self.training or not part.depth or part.layer_drop:
             return False
         if ctx.taps is not None or ctx.state is not None or (part.neck is not None and part.neck.every_layer):
             return False
@@ -267,8 +269,6 @@ class StackModule(nn.Module):
             x = x.to(states[0].dtype)
         if self.norm is not None:
             x = apply(self.norm, ctx, x)
-        if self.project is not None:
-            x = self.project(x)
         if self.training and self.part.dropout:
             x = F.dropout(x, self.part.dropout)
         x = ctx.tap(self.address, "normed", x)
@@ -280,7 +280,7 @@ class StackModule(nn.Module):
         found = seen.values_below(self.address)
         if states := found.get("hidden_states"):  # the input, each layer, the norm's output, and the neck's
             last, end = len(self.part.steps) + 1, states[-1:]
-            kinds = {"inputs": states[: last - 1] + end, "outputs": states[1:last] + end, "stream": states[:last]}
-            kinds["last"] = [state.chunk(self.part.streams, -1)[-1] for state in states[:last]]
+            stream = [state.chunk(self.part.streams, -1)[-1] for state in states[:last]]
+            kinds = {"inputs": states[: last - 1] + end, "outputs": states[1:last] + end, "stream": stream}
             found["hidden_states"] = kinds[self.part.shows]
         return found

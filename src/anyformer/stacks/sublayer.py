@@ -8,7 +8,7 @@ the Conformer's half-step are kinds of `residual`.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -38,26 +38,20 @@ class Sublayer(
 ):
     """One residual step around any op."""
 
+    separable: ClassVar[bool] = True  # the result is out_norm(residual(x, branch(x))); Parallel and Reversible need it
+    reads_block_input: ClassVar[bool] = False  # the branch reads the Block's input, not the previous step's output
+
     op: Op
     pre_norm: Norm | AdaptiveNorm | None = None
     post_norm: Norm | AdaptiveNorm | None = None  # on the branch
     out_norm: Norm | AdaptiveNorm | None = None  # after the add
     residual: Residual = ADD
     skip: Skip | None = None  # transforms the shortcut if the op changes the width or the grid
-    normed_skip: bool = False  # add the branch to pre_norm's output instead of its input (Megatron's option, BLOOM)
-    of_block: bool = False  # the branch reads the Block's input instead of the previous step's output (DeBERTa v2)
-    zero_pads: bool = False  # set the output to zero at padding
     dropout: float = 0.0  # on the branch, before its norm
     drop_path: float = 0.0  # drop rate of the last layer's branch; proportionally less before [Huang et al. 2016]
 
     def check(self) -> None:
         chance(self, "dropout", "drop_path")
-        if self.normed_skip and self.pre_norm is None:
-            raise ValueError("Sublayer.normed_skip needs a pre_norm")
-        if self.normed_skip and self.of_block:
-            raise ValueError(
-                "Sublayer.normed_skip and of_block cannot be combined: pre_norm's output is not the shortcut"
-            )
         for path, part in walk(self.op, "Sublayer.op"):
             if isinstance(part, Reshaping) and part.reshapes and part is not self.op:
                 raise ValueError(
@@ -72,6 +66,23 @@ class Sublayer(
     def drop_rate(self, layer: int, depth: int) -> float:
         """Return the drop rate of the branch in this layer, counted from 0."""
         return self.drop_path * layer / max(depth - 1, 1)
+
+    def check_separable(self, address: str) -> None:
+        """Raise ValueError unless the result of this step is residual(x, branch(x)), in the shape of x."""
+        if not self.separable or self.out_norm is not None or self.reshapes:
+            use = "use a Sublayer without out_norm whose op does not change the width or grid"
+            raise ValueError(f"{address}: this {type(self).__name__} does not only add its branch; {use}")
+
+    @classmethod
+    def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Earlier versions had a field for each kind in step_kinds.py."""
+        if cls is not Sublayer:
+            return data
+        fields = {"of_block": "BlockInputStep", "zero_pads": "ZeroedPadding", "normed_skip": "NormedShortcut"}
+        used = [kind for field, kind in fields.items() if data.pop(field, False)]
+        if len(used) > 1 and "NormedShortcut" in used:
+            raise ValueError("Sublayer.normed_skip with of_block or zero_pads is no longer supported; leave one out")
+        return {**data, "kind": used[0]} if used else data
 
     @property
     def reshapes(self) -> bool:
@@ -100,8 +111,7 @@ class SublayerModule(nn.Module):
         if part.skip is not None and isinstance(part.op, Reshaping):
             self.skip, self.stride = part.skip.fit(part.op, site.child("skip")), part.op.stride
         self.address = site.address
-        self.normed_skip, self.reads_memory = part.normed_skip, part.op.reads_memory
-        self.of_block, self.zero_pads = part.of_block, part.zero_pads
+        self.reads_memory = part.op.reads_memory
         self.fp32_stream = isinstance(part.residual, Add) and part.residual.float32
         self.dropout = part.dropout
         self.keep_path: Computed | None = None  # a tensor, so that all layers compile to the same code
@@ -114,12 +124,9 @@ class SublayerModule(nn.Module):
         shortcut = x if shortcut is None else shortcut
         if self.is_skipped(ctx):
             return shortcut
-        if self.normed_skip and self.pre_norm is not None:
-            x = shortcut = apply(self.pre_norm, ctx, x)
         branch = self.branch(x, ctx)
         x = apply(self.residual, ctx, shortcut if self.skip is None else self.skip(shortcut, ctx), branch)
-        x = x if self.out_norm is None else apply(self.out_norm, ctx, x)
-        return x if not self.zero_pads or ctx.tokens is None else x.masked_fill(~ctx.tokens[..., None], 0)
+        return x if self.out_norm is None else apply(self.out_norm, ctx, x)
 
     def is_skipped(self, ctx: Context) -> bool:
         """Whether to skip this step: cross-attention of a decoder that is used without an encoder, as published."""
@@ -132,7 +139,7 @@ class SublayerModule(nn.Module):
         norm = self.pre_norm
         if ctx.key_states is not None and norm is not None:  # keys get the same pre-norm as queries
             ctx = ctx.replace(key_states=apply(norm, ctx, ctx.key_states))
-        y = self.op(x if norm is None or self.normed_skip else apply(norm, ctx, x), ctx)
+        y = self.op(self.normed(x, ctx), ctx)
         if self.training and self.dropout:
             y = F.dropout(y, self.dropout)
         if self.post_norm is not None:
@@ -141,6 +148,10 @@ class SublayerModule(nn.Module):
             keep = self.keep_path()[0]
             y = y * torch.bernoulli(keep.expand(y.shape[0], *[1] * (y.dim() - 1))).to(y.dtype) / keep
         return ctx.tap(self.address, "branch", y)
+
+    def normed(self, x: Tensor, ctx: Context) -> Tensor:
+        """Return the op's input."""
+        return x if self.pre_norm is None else apply(self.pre_norm, ctx, x)
 
 
 def apply(module: nn.Module, ctx: Context, *values: Tensor) -> Tensor:

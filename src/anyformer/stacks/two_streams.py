@@ -39,7 +39,7 @@ class TwoStreams(Stack, sees="itself", called=("two-stream attention", "XLNet"))
     def check(self) -> None:
         super().check()
         at_least(self, 1, "kept", "reused")
-        for name in ("order", "position", "neck", "project", "timed", "layer_drop"):
+        for name in ("order", "position", "neck", "layer_drop"):
             if getattr(self, name):
                 raise ValueError(f"TwoStreams.{name} cannot be set, because every layer has its memory; leave it out")
         if self.reshapes:

@@ -88,7 +88,7 @@ def decode_kernels(model: nn.Module, rows: int) -> Iterator[Used]:
 def obstacle(step: SublayerModule, rows: int) -> str | None:
     """Return the reason why a residual step of this many rows has no fused kernel, or None."""
     op: Any = step.op
-    if step.skip is not None or step.of_block or step.normed_skip or step.zero_pads:
+    if type(step) is not SublayerModule or step.skip is not None:
         return "an unusual residual step"
     if step.pre_norm is not None and norm_weights(step.pre_norm) is None:
         return f"{type(step.pre_norm).__name__} before {type(op).__name__}"

@@ -276,12 +276,13 @@ class Matched(NamedTuple):
     dropped: list[str]  # templates of tensors that may be unused, because they have no learned values
 
 
-EARLIER = (  # parts of our names -> the present ones
+EARLIER = (  # parts of our names in earlier versions -> the present ones
     (".learned_scale.", ".scores.{i}."),
     (".talk.", ".scores.{i}."),
     ("embedding.prefix", "embedding.prefix.0.weight"),
     (".pool.seeds.", ".pool.take.seeds."),
     (".pool.norm.", ".pool.norm.part."),
+    (".project.", ".neck.project."),
 )
 
 

@@ -36,6 +36,7 @@ from anyformer.specs.part import Site
 from anyformer.stacks.block import Block, Parallel
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.stages import Stages
+from anyformer.stacks.step_kinds import NormedShortcut
 from anyformer.stacks.sublayer import Sublayer
 from small import close
 
@@ -176,7 +177,7 @@ def model(*steps: Sublayer, depth: int = 1, **more: Any) -> Any:
 def test_each_step_reads_what_the_one_before_it_left() -> None:
     """The grid halves in every layer. The width grows only in the first; later inputs already have width `out`."""
     norm = LayerNorm()
-    wider = Sublayer(op=MLP(width=12, out=20), skip=Skip(), pre_norm=norm, normed_skip=True, out_norm=norm)
+    wider = NormedShortcut(op=MLP(width=12, out=20), skip=Skip(), pre_norm=norm, out_norm=norm)
     looks = Sublayer(op=PooledAttention(num_heads=2, keys=GridPool(kernel=(3, 3), stride=(2, 2))))
     spec = model(Sublayer(op=COARSER, skip=Skip(by="mean")), wider, looks, depth=2, norm=norm).replace(
         head=ClassifyHead(num_labels=3, pool=Pool(take=MeanTokens()))
@@ -212,7 +213,7 @@ FINE, SMALL = GridPool(kernel=(3, 3), stride=(1, 1)), {"image_size": (8, 8), "pa
 REFUSED: list[tuple[Any, str]] = [
     (lambda: Sublayer(op=COARSER), r"Sublayer.skip: PooledAttention .*set skip=Skip\(\)"),
     (lambda: Sublayer(op=MLP(width=8), skip=Skip()), r"Sublayer.skip is Skip\(.*MLP.*set skip=None"),
-    (lambda: Parallel(a=TURN, b=TURN), "Parallel.a: .*change the width or grid"),
+    (lambda: Parallel(a=TURN, b=TURN), "Parallel.a: .* does not change the width or grid"),
     (lambda: Sublayer(op=MoE(expert=MLP(width=8, out=4), **EXPERTS)), "Sublayer.op.expert: this MLP changes"),
     (lambda: Sublayer(op=Windows(mixer=COARSER, size=2)), "Windows.mixer: PooledAttention "),
     (lambda: Sublayer(op=Windows(mixer=LocalRelation(num_heads=1), size=2)), "Windows.mixer: LocalRelation "),

@@ -16,13 +16,15 @@ from anyformer.parts.attention.scores import TalkingHeads
 from anyformer.parts.convolution.tokens import TokenConvolution
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.grid.pooled_attention import Skip
 from anyformer.parts.init import Normal
 from anyformer.parts.mask import FULL, Causal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.disentangled import Disentangled
 from anyformer.specs.part import Site
-from anyformer.stacks.block import Block
+from anyformer.stacks.block import Block, Parallel
 from anyformer.stacks.stack import Stack
+from anyformer.stacks.step_kinds import BlockInputStep, ZeroedPadding
 from anyformer.stacks.sublayer import Sublayer
 from small import Weights, close, compiled_equals_eager, context, made
 
@@ -235,7 +237,7 @@ def test_a_convolution_is_torchs_and_keeps_to_its_document(kernel: int, groups: 
 
 
 def test_a_step_may_read_what_came_into_its_block() -> None:
-    convolution = Sublayer(op=TokenConvolution(), out_norm=LayerNorm(), of_block=True, zero_pads=True)
+    convolution = BlockInputStep(op=TokenConvolution(), out_norm=LayerNorm())
     steps = {"feedforward": Sublayer(op=MLP(width=8), out_norm=LayerNorm()), "convolution": convolution}
     ours, x = made(Block(**steps), D), torch.randn(2, T, D)
     real = torch.ones(2, T, dtype=torch.bool)
@@ -246,7 +248,10 @@ def test_a_step_may_read_what_came_into_its_block() -> None:
     joined = last.out_norm(ours.feedforward(x, ctx) + last.op(x, ctx))
     close(found[real], joined[real])
     assert not found[~real].any()
-    before = made(Block(**{**steps, "convolution": convolution.replace(of_block=False)}), D)
+    before = made(Block(**{**steps, "convolution": convolution.as_kind(ZeroedPadding)}), D)
     assert not torch.allclose(before(x, ctx)[real], found[real])
-    with pytest.raises(ValueError, match="normed_skip"):
-        Sublayer(op=MLP(width=8), pre_norm=LayerNorm(), normed_skip=True, of_block=True)
+    with pytest.raises(ValueError, match="Parallel.convolution: this BlockInputStep does not only add"):
+        Parallel(convolution=convolution)
+    wider = Sublayer(op=MLP(width=8, out=2 * D), skip=Skip())
+    with pytest.raises(ValueError, match="Block.convolution: BlockInputStep reads the Block's input"):
+        Block(feedforward=wider, convolution=convolution)

@@ -119,6 +119,24 @@ def optional_step(address: str, default: bool = False) -> Entry:
     return Entry(default, lambda spec: any(True for _ in find(spec, address)), build=build)
 
 
+def kind_field(name: str, address: str, table: Mapping[Any, type[Part]], default: Any = TEMPLATE) -> dict[str, Entry]:
+    """A config field that chooses the kind of the Parts at an address; they keep the fields that both kinds have."""
+    inverse = {kind: theirs for theirs, kind in table.items()}
+
+    def build(spec: Model, value: Any, c: Config) -> Model:
+        if value not in table:
+            raise ValueError(f"{name}={quote(value)} is not supported; {nearest(str(value), map(str, table))}")
+        return replace_all(spec, {path: part.as_kind(table[value]) for path, part in find(spec, address)})
+
+    def recover(spec: Model) -> Any:
+        for _, part in find(spec, address):
+            if type(part) in inverse:
+                return inverse[type(part)]
+        raise Absent
+
+    return {name: Entry(default, recover, build=build)}
+
+
 def tied(default: bool, **outputs: str) -> Entry:
     """A boolean entry: whether the head shares the embedding's weights. `outputs`: type of head -> address to tie."""
 

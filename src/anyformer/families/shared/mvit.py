@@ -18,6 +18,7 @@ from anyformer.runtime.grid import Sides
 from anyformer.specs.addresses import value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
+from anyformer.stacks.step_kinds import NormedShortcut
 from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rename, Rule, Split
 
@@ -36,14 +37,8 @@ def block(attention: PooledAttention, mlp: MLP, norm: LayerNorm, dropout: float,
     """Return a layer. If an op widens the stream, the projection of the shortcut reads the normed input."""
 
     def step(op: PooledAttention | MLP) -> Sublayer:
-        return Sublayer(
-            pre_norm=norm,
-            op=op,
-            skip=Skip() if op.reshapes else None,
-            normed_skip=op.out is not None,
-            dropout=dropout,
-            drop_path=drop_path,
-        )
+        kind = Sublayer if op.out is None else NormedShortcut
+        return kind(pre_norm=norm, op=op, skip=Skip() if op.reshapes else None, dropout=dropout, drop_path=drop_path)
 
     return Block(attention=step(attention), feedforward=step(mlp))
 

@@ -179,7 +179,8 @@ class AttentionModule(InHeads):
         pairs = list(zip(changes, self.scores, strict=True))
         self.query_changes = tuple(module for change, module in pairs if isinstance(change, QueryChange))
         self.score_changes = tuple(module for module in self.scores if isinstance(module, PointwiseModule))
-        self.mix_heads = next((module for module in self.scores if isinstance(module, HeadMixingModule)), None)
+        mixing = next((module for module in self.scores if isinstance(module, HeadMixingModule)), None)
+        object.__setattr__(self, "mix_heads", mixing)  # not a second registration of the module
 
     def state_spec(self) -> PerToken | PerMemory:
         shapes = {"k": (self.num_kv_heads, self.head_width), "v": (self.num_kv_heads, self.value_width)}
