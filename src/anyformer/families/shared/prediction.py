@@ -9,6 +9,7 @@ from anyformer.families.base.template import Class, Config, Entry, activation, c
 from anyformer.parts.head.base import Head
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.pooling import FirstToken, MeanTokens
 from anyformer.parts.head.prediction import PredictionPool, PredictionSpanHead, PredictionTagHead, PredictionTransform
 from anyformer.parts.head.sparse import SparseHead
 from anyformer.parts.init import Initializer
@@ -19,7 +20,7 @@ from anyformer.parts.truncated_init import TruncatedLeCun
 def classes(name: str, vocab_size: int, norm: Norm, init: Mapping[str, Initializer]) -> dict[str, Class]:
     """Return the classes `name`ForMaskedLM and so on. `init` is the template's; classifiers start differently."""
     transform = PredictionTransform(activation="gelu", norm=norm)
-    pool = PredictionPool(take="first", transform=transform)
+    pool = PredictionPool(transform=transform)
     lm = LMHead(vocab_size=vocab_size, bias=True, shift=False, transform=transform)
     other = {"init": {**init, "head.out.weight": TruncatedLeCun()}}
 
@@ -49,7 +50,7 @@ def check_labels(c: Config) -> None:
 
 
 FIELDS: dict[str, Any] = {
-    "classifier_pooling": choice("head.pool.take", {"cls": "first", "mean": "mean"}, choices=("cls", "mean")),
+    "classifier_pooling": choice("head.pool.take", {"cls": FirstToken(), "mean": MeanTokens()}, choices=("cls", "mean")),
     "classifier_dropout": (
         "head.pool.transform.dropout", "head[TagHead].transform.dropout", "head[SpanHead].transform.dropout",
     ),
