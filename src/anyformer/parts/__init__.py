@@ -26,14 +26,28 @@ __all__ = list(_MODULES)
 
 def __getattr__(name: str) -> type[Part]:
     if name in _MODULES:
-        return globals().setdefault(name, getattr(importlib.import_module(_MODULES[name]), name))
+        try:
+            return globals().setdefault(name, getattr(importlib.import_module(_MODULES[name]), name))
+        except (ModuleNotFoundError, AttributeError):  # the class was moved and the stub is outdated
+            pass
     if not name[:1].isupper():  # dunder names and submodules
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if (module := _defining_module(name)) is not None:  # a class that is not in the stub yet
+        return globals().setdefault(name, getattr(importlib.import_module(module), name))
     for module in {*_MODULES.values()}:  # so that the error can suggest any Part
         importlib.import_module(module)
     if name not in (known := kinds()):
         raise AttributeError(f"no Part is called {name!r}; {nearest_kind(name)}")
     return known[name]  # defined in another package
+
+
+def _defining_module(name: str) -> str | None:
+    """Return the module in parts/, stacks/ or models/ whose source defines this class, or None."""
+    root = Path(__file__).parents[1]
+    for path in (path for folder in ("parts", "stacks", "models") for path in sorted((root / folder).rglob("*.py"))):
+        if re.search(rf"^class {re.escape(name)}\(", path.read_text(encoding="utf-8"), re.MULTILINE):
+            return ".".join(("anyformer", *path.relative_to(root).with_suffix("").parts))
+    return None
 
 
 def __dir__() -> list[str]:
