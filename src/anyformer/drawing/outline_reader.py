@@ -132,7 +132,9 @@ class OutlineReader:
         rows, separate = [], [*apart]
         for each in modules:
             inner, at = fields.get(each), f"{address}.{each}"
-            inside = [(at, inner)] if isinstance(inner, Part) else [*parts_in(inner, at)] if type(inner) is tuple else []
+            inside = (
+                [(at, inner)] if isinstance(inner, Part) else [*parts_in(inner, at)] if type(inner) is tuple else []
+            )
             for place, item in inside:
                 separate.append(item)
                 row = self.card(item, place, role, width)
