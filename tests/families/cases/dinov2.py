@@ -26,5 +26,5 @@ CASES = [
     case("Dinov2ForImageClassification", {**ODD, "use_mask_token": False}, "odd", inputs=WIDE),
     case("Dinov2Model", {**ODD, "use_swiglu_ffn": True}, "odd", inputs=WIDE),
     case("Dinov2Model", {**SMALL, "use_swiglu_ffn": True, "patch_size": [4, 8], "image_size": [16, 32]}, "gated",
-         inputs={"pixel_values": (3, 16, 16)}),
+         inputs={"pixel_values": (3, 20, 32)}),
 ]  # fmt: skip
