@@ -153,7 +153,7 @@ NOT_FOR_TEXT = {  # of images and sound, or of a stack of another shape: those s
     "LayersDown", "ConvolutionEmbedding", "ConvEmbedding", "ConvDecoder", "GumbelCodes", "RoundedCodes",
     "GaussianLatent", "KLEmbedding", "KLDecoder",
     "AdaptiveNorm", "Gated", "StepAndLabel", "NoisyEmbedding", "Sinusoidal2D", "PairEmbedding",
-    "Tower", "SegmentEmbedding", "Perceiver", "RowNorm", "TwoStreams", "OrderedText",
+    "Tower", "MLPProjector", "SegmentEmbedding", "Perceiver", "RowNorm", "TwoStreams", "OrderedText",
     "TransparentAttention",
 }  # fmt: skip
 SWAPS = [(slot, kind) for slot, kinds in SLOTS.items() for kind in kinds]

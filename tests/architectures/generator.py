@@ -656,5 +656,7 @@ NEVER_DRAWN = {
     ),
     **dict.fromkeys(("TwoStreams", "OrderedText"), ORDER),
     "LikelySpans": SPANS,
-    **dict.fromkeys(("TowerDecoderModel", "Tower", "TowerEncoderModel", "HiddenSpansModel", "HiddenSpansHead"), FED),
+    **dict.fromkeys(
+        ("TowerDecoderModel", "Tower", "MLPProjector", "TowerEncoderModel", "HiddenSpansModel", "HiddenSpansHead"), FED
+    ),
 }

@@ -21,6 +21,7 @@ from anyformer.train.run import Run, read_run
 SAVED = Path(__file__).with_name("saved")
 CASES = {case.id: case for case in cases()}
 EXPECTED = json.loads((SAVED / "expected.json").read_text())
+TOWER = {"kind": "Tower", "token": 9, "model": encode(spec_of(CASES["LlavaForConditionalGeneration"]).image.model)}
 
 
 @pytest.mark.parametrize("path", sorted(SAVED.glob("*.spec.json")), ids=lambda path: path.name)
@@ -46,6 +47,8 @@ def test_a_description_is_what_it_was(path: Path) -> None:
      {"kind": "BlockAttention", "num_heads": 2, "scale": 1.0, "scores": [{"kind": "LearnedScale", "most": 9.0}],
       "size": 3}),
     ({"kind": "KLPainter"}, {"kind": "KLDecoder"}),
+    ({**TOWER, "activation": "relu", "bias": False},
+     {**TOWER, "projector": {"kind": "MLPProjector", "activation": "relu", "bias": False}}),
     ({"kind": "LatentAttention", "num_heads": 2, "rank": 4, "head_width": 4, "turned_width": 2, "value_width": 4,
       "position": {"kind": "Rope"}},
      {"kind": "LatentAttention", "num_heads": 2, "rank": 4, "head_width": 4, "rotary_width": 2, "value_width": 4,

@@ -266,7 +266,12 @@ class Matched(NamedTuple):
     dropped: list[str]  # templates of tensors that may be unused, because they have no learned values
 
 
-EARLIER = ((".learned_scale.", ".scores.{i}."), (".talk.", ".scores.{i}."))  # parts of our names -> the present ones
+# parts of our names -> the present ones
+EARLIER = (
+    (".learned_scale.", ".scores.{i}."), (".talk.", ".scores.{i}."), ("image.up.", "image.projector.up."),
+    ("image.down.", "image.projector.down."), ("audio.up.", "audio.projector.up."),
+    ("audio.down.", "audio.projector.down."),
+)  # fmt: skip
 
 
 def same_names(spec: object, stored: list[str], targets: list[str]) -> Matched:
