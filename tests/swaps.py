@@ -166,7 +166,7 @@ NOT_FOR_TEXT = {  # kinds for images and audio, or for stacks of a different sha
     "LayersDown", "ConvolutionEmbedding", "ConvEmbedding", "ConvDecoder", "GumbelCodes", "RoundedCodes",
     "GaussianLatent", "KLEmbedding", "KLDecoder",
     "AdaptiveNorm", "Gated", "StepAndLabel", "NoisyEmbedding", "Sinusoidal2D", "PairEmbedding",
-    "Tower", "SegmentEmbedding", "Perceiver", "RowNorm", "TwoStreams", "OrderedText",
+    "Tower", "MLPProjector", "SegmentEmbedding", "Perceiver", "RowNorm", "TwoStreams", "OrderedText",
     "TransparentAttention", "PrefixTokens", "ConstantDropSublayer",
 }  # fmt: skip
 SWAPS = [(slot, kind) for slot, kinds in SLOTS.items() for kind in kinds]

@@ -676,5 +676,7 @@ NEVER_DRAWN = {
     "LikelySpans": SPANS,
     "SparseHead": "with labels, its scores are one row per label: the catalogue's suite",
     "PredictionPool": "`pool` draws only Pool; tested by the catalogue's suite",
-    **dict.fromkeys(("TowerDecoderModel", "Tower", "TowerEncoderModel", "HiddenSpansModel", "HiddenSpansHead"), FED),
+    **dict.fromkeys(
+        ("TowerDecoderModel", "Tower", "MLPProjector", "TowerEncoderModel", "HiddenSpansModel", "HiddenSpansHead"), FED
+    ),
 }

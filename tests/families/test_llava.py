@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from cases.llava import CONFIG, IMAGE, TEXT
 from catalogue import Case, close, ours, published, randomise
+from torch import Tensor, nn
 
 import anyformer as af
 from anyformer.models import EncoderModel, Tower, TowerDecoderModel
@@ -16,6 +18,8 @@ from anyformer.parts.embedding.spectrogram import SpectrogramEmbedding
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
+from anyformer.parts.projector import Projector
+from anyformer.specs.part import Site
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -102,6 +106,54 @@ def test_a_tower_that_hears() -> None:
     other = model(**inputs, input_features=-features).logits
     assert torch.equal(other[0], both.logits[0]) and not torch.allclose(other[1, 3:], both.logits[1, 3:])
     assert af.count(spec).parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_a_projector_of_an_earlier_version(tmp_path: Path) -> None:
+    """Its tensors had the addresses image.up and image.down."""
+    from safetensors.torch import load_file, save_file
+
+    model = ours(CASE)
+    af.save(model, tmp_path)
+    file = tmp_path / "model.safetensors"
+    old = {name.replace(".projector.", "."): tensor for name, tensor in load_file(file).items()}
+    assert "image.up.weight" in old
+    save_file(old, file, metadata={"format": "pt"})
+    close(af.load(tmp_path)(**text()).logits, model(**text()).logits)
+
+
+class Pairs(Projector, sees="itself"):
+    """Joins two neighbouring vectors."""
+
+    def project(self, site: Site, width: int) -> nn.Module:
+        return PairsModule(site, width)
+
+    def count(self, vectors: int) -> int:
+        return vectors // 2
+
+
+class PairsModule(nn.Module):
+    def __init__(self, site: Site, width: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(2 * width, site.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x.unflatten(1, (-1, 2)).flatten(2))
+
+
+def test_a_projector_of_another_kind(tmp_path: Path) -> None:
+    """A new projector is a new Part: it is built, counted, saved, and may change the number of vectors."""
+    spec: Any = af.override(ours(CASE).spec.replace(family="", architecture=""), {"image.projector": Pairs()})
+    model = af.build(spec, seed=0).eval()
+    inputs = text()
+    rows, columns = (inputs["input_ids"] == 4).nonzero(as_tuple=True)
+    inputs["input_ids"][rows[::2], columns[::2]] = 7  # half of the places
+    out = model(**inputs)
+    assert out.image_hidden_states.shape == (6, 32) and Pairs().count(4) == 2
+    with pytest.raises(ValueError, match="6 vectors.*12 times"):
+        model(**text())
+    assert af.count(spec).parameters == sum(p.numel() for p in model.parameters())
+    af.save(model, tmp_path)
+    close(af.load(tmp_path)(**inputs).logits, out.logits)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_towers_are_those_of_their_families() -> None:
         heard = hears(input_features=given["input_features"], output_hidden_states=True).hidden_states[-1]
         for name, states in (("image", seen), ("audio", heard)):
             tower = getattr(made, name)
-            states = tower.down(F.gelu(tower.up(states))).flatten(0, 1)
+            states = tower.projector.down(F.gelu(tower.projector.up(states))).flatten(0, 1)
             close(out[f"{name}_hidden_states"], states)
         vectors = made.embedding.tokens(given["input_ids"])
         vectors[given["input_ids"] == 4] = out.image_hidden_states

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import anyformer as af
 from anyformer import families
@@ -40,6 +42,8 @@ from anyformer.parts.position.grid import GridBias
 from anyformer.parts.position.relative import InputRope
 from anyformer.parts.position.rotary import Rope
 from anyformer.runtime.context import Context
+from anyformer.specs.part import Site
+from anyformer.stacks.backbone import Backbone
 from anyformer.stacks.block import Block
 from anyformer.stacks.funnel import Funnel
 from anyformer.stacks.stack import Stack
@@ -172,6 +176,55 @@ def test_a_pair_is_joined_by_its_decoder() -> None:
 
 
 LATENT = LatentAttention(num_heads=2, rank=4, head_width=4, rotary_width=4, value_width=4, position=Rope())
+
+
+class TimesTwo(Backbone, sees="itself"):
+    """A backbone that no model names."""
+
+    def build(self, site: Site) -> nn.Module:
+        return TimesTwoModule()
+
+
+class TimesTwoModule(nn.Module):
+    def forward(self, x: torch.Tensor, ctx: Context) -> tuple[torch.Tensor, Context]:
+        return 2 * x, ctx
+
+    def collect_outputs(self, seen: Any) -> dict[str, list[torch.Tensor]]:
+        return {}
+
+
+def test_any_backbone_is_an_encoder(tmp_path: Path) -> None:
+    text = TextEmbedding(tokens=Tokens(vocab_size=9))
+    model = af.build(EncoderModel(width=8, embedding=text, encoder=TimesTwo(), init={"*": Normal(std=1.0)}), seed=0)
+    ids = torch.tensor([[1, 2, 3]])
+    assert torch.equal(model(input_ids=ids).last_hidden_state, 2 * model.embedding.tokens(ids))
+    af.save(model, tmp_path)
+    assert af.load(tmp_path).spec.encoder == TimesTwo()
+
+
+def test_a_decoder_reads_pictures_in_stages() -> None:
+    """A Swin encoder and a text decoder; the cache changes nothing."""
+    swin: Any = families.find("swin").read({
+        "image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4,
+    })  # fmt: skip
+    bart: Any = families.find("bart").read({
+        "vocab_size": 50, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": 20,
+        "architectures": ["BartForConditionalGeneration"],
+    })  # fmt: skip
+    changes = {
+        "embedding": swin.embedding, "encoder": swin.encoder, "decoder.layers.cross.op.memory_width": 32, "ties": (),
+        "init": {"*": Normal(std=0.3)}, "reads_source": False,
+    }  # fmt: skip
+    spec = af.override(bart.replace(family="", architecture=""), changes)
+    model, pixels = af.build(spec, seed=0).eval(), torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    out = model(pixel_values=pixels, decoder_input_ids=torch.tensor([[2, 5, 6], [2, 7, 8]]))
+    assert out.logits.shape == (2, 3, 50) and out.encoder_last_hidden_state.shape == (2, 16, 32)
+    written = [af.generate(model, pixel_values=pixels, max_new_tokens=6, use_cache=use) for use in (True, False)]
+    assert torch.equal(*written)
+    perceiver: Any = families.find("perceiver").read({"architectures": ["PerceiverForMaskedLM"], "d_model": 16})
+    with pytest.raises(ValueError, match="encoder: a decoder cannot read the output of Perceiver"):
+        af.override(spec, {"encoder": perceiver.encoder})
 
 
 def test_what_looks_at_a_longer_sequence() -> None:

@@ -24,6 +24,7 @@ CASES = {case.id: case for case in cases()}
 FEED, NORM = {"kind": "MLP", "width": 8}, {"kind": "RMSNorm"}
 BLOCK = {"kind": "Block", "feed": {"kind": "Sublayer", "op": FEED}}
 EXPECTED = json.loads((SAVED / "expected.json").read_text())
+TOWER = {"kind": "Tower", "token": 9, "model": encode(spec_of(CASES["LlavaForConditionalGeneration"]).image.model)}
 
 
 @pytest.mark.parametrize("path", sorted(SAVED.glob("*.spec.json")), ids=lambda path: path.name)
@@ -73,6 +74,8 @@ def test_a_description_is_what_it_was(path: Path) -> None:
       "frames": 2}),
     ({"kind": "PatchEmbedding", "image_size": [4, 4], "patch_size": [2, 2], "prefix": 0},
      {"kind": "PatchEmbedding", "image_size": [4, 4], "patch_size": [2, 2]}),
+    ({**TOWER, "activation": "relu", "bias": False},
+     {**TOWER, "projector": {"kind": "MLPProjector", "activation": "relu", "bias": False}}),
     ({"kind": "LatentAttention", "num_heads": 2, "rank": 4, "head_width": 4, "turned_width": 2, "value_width": 4,
       "position": {"kind": "Rope"}},
      {"kind": "LatentAttention", "num_heads": 2, "rank": 4, "head_width": 4, "rotary_width": 2, "value_width": 4,

@@ -14,6 +14,7 @@ from anyformer.families.shared.nested import nested_config, nested_rules, read_n
 from anyformer.models import DecoderModel, Model, Tower, TowerDecoderModel
 from anyformer.parts.activation import activation_named
 from anyformer.parts.head.language import LMHead
+from anyformer.parts.projector import MLPProjector
 from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import quote
 from anyformer.weights.rules import Rename, Rule
@@ -42,8 +43,7 @@ def describe(c: Config) -> Model:
         token=c.image_token_index,
         layers=(layers,) if isinstance(layers, int) else tuple(layers),
         skip=int(c.vision_feature_select_strategy == "default"),
-        activation=activation_named(c.projector_hidden_act),
-        bias=c.multimodal_projector_bias,
+        projector=MLPProjector(activation=activation_named(c.projector_hidden_act), bias=c.multimodal_projector_bias),
     )
     if c.tie_word_embeddings and has_head:
         text = text.replace(ties=(("head.out.weight", "embedding.tokens.weight"),))
@@ -75,8 +75,8 @@ def feature_layer(spec: Model) -> int | list[int]:
 
 def rules(spec: TowerDecoderModel) -> list[Rule]:
     return [
-        Rename("multi_modal_projector.linear_1.{p}", "image.up.{p}"),
-        Rename("multi_modal_projector.linear_2.{p}", "image.down.{p}"),
+        Rename("multi_modal_projector.linear_1.{p}", "image.projector.up.{p}"),
+        Rename("multi_modal_projector.linear_2.{p}", "image.projector.down.{p}"),
         *nested_rules(IMAGE.rules(value_at(spec, "image.model")), "vision_tower.", ours="image.model."),
         *nested_rules(LLAMA.rules(text_of(spec)), "model.", "language_model."),
     ]
@@ -91,10 +91,10 @@ FAMILIES = (
             "text_config": nested_config(LLAMA, text_of),
             "vision_config": nested_config(IMAGE, lambda spec: spec.image.model),
             "image_token_index": Field(32000, "image.token"),
-            "projector_hidden_act": Field("gelu", activation_at("image.activation")),
+            "projector_hidden_act": Field("gelu", activation_at("image.projector.activation")),
             "vision_feature_select_strategy": Field("default", lambda spec: "default" if spec.image.skip else "full"),
             "vision_feature_layer": Field(-2, feature_layer),
-            "multimodal_projector_bias": Field(True, "image.bias"),
+            "multimodal_projector_bias": Field(True, "image.projector.bias"),
             "tie_word_embeddings": Field(False, tied(LMHead)),
             "image_seq_length": Ignored(576, "tokens per image; computed from the image size"),
             "ignore_index": Ignored(-100, "a field of old files that nothing reads"),

@@ -51,7 +51,7 @@ def describe(c: Config) -> Model:
     spec = llava.describe(c)
     image = value_at(spec, "image")
     image = image.replace(model=image.model.replace(head=None))  # every layer is trained
-    audio = Tower(model=tower, token=c.audio_token_index, activation=image.activation, bias=image.bias)
+    audio = Tower(model=tower, token=c.audio_token_index, projector=image.projector)
     return spec.replace(image=image, audio=audio)
 
 

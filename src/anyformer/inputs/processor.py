@@ -81,7 +81,7 @@ class Placeholders(NamedTuple):
             return None
         embedding = tower.model.embedding
         count = embedding.frames if isinstance(embedding, SegmentEmbedding) else embedding.vectors
-        return cls(token, lambda given: count(given.shape[-1]) - tower.skip)
+        return cls(token, lambda given: tower.projector.count(count(given.shape[-1]) - tower.skip))
 
     def expand(self, texts: Sequence[str], given: Tensor, what: str) -> list[str]:
         """Repeat the token of each picture or recording in the texts once per vector."""

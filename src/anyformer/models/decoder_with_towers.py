@@ -13,22 +13,28 @@ from anyformer.kernels.capture import can_read_values
 from anyformer.models.call import Call, HeadInputs
 from anyformer.models.model import Model
 from anyformer.models.single_stack import DecoderModel, EncoderModel, OneStackModule
-from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.parts.head.base import Outputs
+from anyformer.parts.projector import MLPProjector, Projector
 from anyformer.runtime.taps import OutputCollector, Taps
 from anyformer.specs.part import Part, Site
 
 
 class Tower(Part, sees="all"):
-    """A separate model whose hidden states, after a two-layer projection, replace each `token` of the text."""
+    """A separate model whose hidden states replace each `token` of the text, after the `projector`."""
 
     model: EncoderModel
     token: int
     layers: tuple[int, ...] = (-1,)  # indices into the model's hidden states; several are concatenated
     skip: int = 0  # number of leading vectors to leave out (1 for CLIP's class token)
-    activation: Activation = "gelu"
-    bias: bool = True
+    projector: Projector = MLPProjector()
+
+    @classmethod
+    def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Earlier versions had the fields of the only projector."""
+        if old := {name: data.pop(name) for name in ("activation", "bias") if name in data}:
+            data["projector"] = {"kind": "MLPProjector", **old}
+        return data
 
     def check(self) -> None:
         if not self.layers or not self.skip >= 0 or not self.token >= 0:
@@ -49,8 +55,7 @@ class TowerModule(nn.Module):
         self.part, self.reads = part, part.model.embedding.inputs[0]
         self.model: Any = part.model.build(site.child("model", width=part.model.width))
         width = part.model.encoder.out_width(part.model.width) * len(part.layers)
-        self.up = nn.Linear(width, site.width, bias=part.bias)
-        self.down = nn.Linear(site.width, site.width, bias=part.bias)
+        self.projector = part.projector.project(site.child("projector"), width)
 
     def forward(self, given: Tensor, kernel: str, taps: Taps | None) -> Tensor:
         """(M images or audio clips, ...) -> (M, N, D). An image tower also takes videos (M, C, frames, height, width):
@@ -62,7 +67,7 @@ class TowerModule(nn.Module):
         self.model(Call({self.reads: given}, taps=shown, kernel=kernel))
         states = self.model.collect_outputs(shown)["hidden_states"]
         x = torch.cat([states[layer][:, self.part.skip :] for layer in self.part.layers], dim=-1)
-        x = self.down(ACTIVATIONS[self.part.activation](self.up(x)))
+        x = self.projector(x)
         return x.reshape(videos, -1, x.shape[-1]) if videos else x
 
 

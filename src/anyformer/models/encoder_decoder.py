@@ -18,7 +18,7 @@ from anyformer.runtime.taps import OutputCollector
 from anyformer.runtime.visibility import begins
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Site, walk
-from anyformer.stacks.funnel import Funnel
+from anyformer.stacks.backbone import Backbone
 from anyformer.stacks.stack import Stack
 
 
@@ -31,7 +31,7 @@ class EncoderDecoderModel(Model):
     target: ClassVar[str] = "decoder_embedding"
 
     embedding: Embedding
-    encoder: Stack | Funnel
+    encoder: Backbone
     decoder_embedding: Embedding
     decoder: Stack
     start_token: int | None = None
@@ -41,6 +41,9 @@ class EncoderDecoderModel(Model):
 
     def check(self) -> None:
         super().check()
+        if not self.encoder.feeds_decoder:
+            raise ValueError(f"encoder: a decoder cannot read the output of {type(self.encoder).__name__}; use a Stack")
+        self.encoder.check_model(self.embedding, None)
         if not any(part.reads_memory for _, part in walk(self.decoder)):
             raise ValueError("EncoderDecoderModel: no layer of the decoder attends to the encoder; set memory=True")
         for address, part in walk(self.encoder, "encoder"):

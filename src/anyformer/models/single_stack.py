@@ -13,17 +13,15 @@ from anyformer.parts.base import Embedding
 from anyformer.runtime.context import Memory, StackOutputs
 from anyformer.runtime.taps import OutputCollector
 from anyformer.specs.part import Site, walk
-from anyformer.stacks.funnel import Funnel
-from anyformer.stacks.perceiver import Perceiver
+from anyformer.stacks.backbone import Backbone
 from anyformer.stacks.stack import Stack
-from anyformer.stacks.stages import Stages
 
 
 class EncoderModel(Model):
     """An encoder-only model: one bidirectional stack."""
 
     embedding: Embedding
-    encoder: Stack | Stages | Funnel | Perceiver
+    encoder: Backbone
 
     def check(self) -> None:
         super().check()

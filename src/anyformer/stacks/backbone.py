@@ -1,4 +1,8 @@
-"""Base class of Stack and of Parts that arrange several Stacks between a model's embedding and head."""
+"""Base class of what a model has between its embedding and its head: a Stack, or a Part that arranges several Stacks.
+
+The module maps x (B, T, D) and its `Context` to a new x and context. It has `collect_outputs(seen)`, which returns the
+traced outputs by name ("hidden_states", ...).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from anyformer.specs.part import Part
 class Backbone(Part):
     """Layers between an embedding and a head."""
 
+    feeds_decoder: ClassVar[bool] = True  # whether cross-attention can read the output
     input_aliases: ClassVar[tuple[str, ...]] = ()  # other names of the model's first input
 
     def out_width(self, width: int) -> int:

@@ -99,6 +99,7 @@ class Perceiver(Backbone, sees="all", called=("latent bottleneck", "Perceiver IO
     weights. The head reads the latents or, with `write`, vectors decoded from them [Jaegle et al. 2021, 2022]. Only
     `read` and `write` cost more for longer texts. Packed documents are refused."""
 
+    feeds_decoder: ClassVar[bool] = False  # the mask of the tokens does not fit its output
     input_aliases: ClassVar[tuple[str, ...]] = ("inputs",)
 
     latents: int

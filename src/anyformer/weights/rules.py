@@ -283,6 +283,10 @@ EARLIER = (  # parts of our names in earlier versions -> the present ones
     (".pool.seeds.", ".pool.take.seeds."),
     (".pool.norm.", ".pool.norm.part."),
     (".project.", ".neck.project."),
+    ("image.up.", "image.projector.up."),
+    ("image.down.", "image.projector.down."),
+    ("audio.up.", "audio.projector.up."),
+    ("audio.down.", "audio.projector.down."),
 )
 
 
