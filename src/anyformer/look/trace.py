@@ -110,7 +110,7 @@ def addresses(model: TransformerModule) -> list[str]:
             skipped = (*skipped, f"{address}.")
         elif address and not address.startswith(skipped) and type(module).forward is not nn.Module.forward:
             names[address] = None  # modules without a forward pass, such as a ModuleList, have no output
-    return list(names | dict.fromkeys(model.shows))
+    return list(names | dict.fromkeys(name for name in model.shows if not name.startswith(skipped)))
 
 
 class Tracer:
