@@ -15,7 +15,7 @@ from anyformer.parts.feedforward.moe import MoE, rebalance
 from anyformer.parts.feedforward.product_keys import ProductKeyMemory
 from anyformer.parts.feedforward.routers import GShard, NoisyTopK, Switch, TopK
 from anyformer.runtime.context import Context
-from anyformer.specs.part import Site
+from anyformer.specs.part import Part, Site
 
 D, E, B, T = 12, 6, 2, 7
 
@@ -307,6 +307,13 @@ class Squared(FeedForward, sees="itself"):
         return up * up
 
 
+class OtherOp(Part, sees="itself"):
+    """An op of a different package, without an inner function."""
+
+    def build(self, site: Site) -> torch.nn.Module:
+        return torch.nn.Identity()
+
+
 def test_any_feed_forward_can_be_an_expert() -> None:
     """Only its inner function is called: it does not need a module."""
     module = made(MoE(num_experts=E, router=TopK(top_k=E, normalize=True), expert=Squared(width=5)))
@@ -315,8 +322,9 @@ def test_any_feed_forward_can_be_an_expert() -> None:
     inner = torch.einsum("btd,edf->btef", x, module.experts.up) + module.experts.up_bias
     outputs = torch.einsum("btef,efd->bted", inner * inner, module.experts.down) + module.experts.down_bias
     assert torch.allclose(module(x, context()), (weights[..., None] * outputs).sum(2), atol=1e-5)
-    with pytest.raises(ValueError, match="FeedForward"):
-        MoE(num_experts=2, router=TopK(), expert=ProductKeyMemory(keys=4, top_k=2))
+    for other in (ProductKeyMemory(keys=4, top_k=2), OtherOp()):
+        with pytest.raises(ValueError, match="FeedForward"):
+            MoE(num_experts=2, router=TopK(), expert=other)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
