@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import bloom, ctrl, deepseek, gpt2, gpt_neox, llama, mixtral, opt
+from cases import bloom, ctrl, deepseek, gemma2, gpt2, gpt_neox, llama, mixtral, opt
 from catalogue import Case, cases, close, make_inputs, over, published, settings, shared, spec_of
 
 import anyformer as af
@@ -130,12 +130,14 @@ BOTH_SIDES = {
     "gpt2": ("GPT2Model", gpt2.SMALL), "gpt_neox": ("GPTNeoXModel", gpt_neox.SMALL), "opt": ("OPTModel", opt.SMALL),
     "bloom": ("BloomModel", bloom.SMALL), "ctrl": ("CTRLModel", ctrl.SMALL), "llama": ("LlamaModel", llama.SMALL),
     "mixtral": ("MixtralModel", mixtral.SMALL), "deepseek_v2": ("DeepseekV2Model", deepseek.SMALL),
-    "deepseek_v3": ("DeepseekV3Model", deepseek.V3),
+    "deepseek_v3": ("DeepseekV3Model", deepseek.V3), "gemma2": ("Gemma2Model", gemma2.SMALL),
 }  # fmt: skip
 # fields that published code reads although no config class, or not this one, has them, and valid values
 READ = [
     *[Case(name, kind, {**small, "is_causal": False}, "both-sides") for name, (kind, small) in BOTH_SIDES.items()],
     Case("mixtral", "MixtralModel", {**mixtral.SMALL, "is_causal": False, "sliding_window": 3}, "both-sides-near"),
+    Case("gemma2", "Gemma2Model", {**gemma2.SMALL, "is_causal": False, "layer_types": ["sliding_attention"] * 3},
+         "both-sides-near"),
     *[Case(name, f"{kind}ForTokenClassification", {**small, "token_classification_bias": False}, "no-bias")
       for name, kind, small in (("llama", "Llama", llama.SMALL), ("mixtral", "Mixtral", mixtral.SMALL),
                                 ("deepseek_v3", "DeepseekV3", deepseek.V3))],

@@ -45,7 +45,7 @@ def writes(case: Case) -> bool:
     """A model whose outputs all depend on the length of the text declares this, with the reason, under G1 in its
     case."""
     spec = spec_of(case)
-    return is_causal(spec) and type(spec.head) is LMHead and "G1" not in case.skip
+    return is_causal(spec) and isinstance(spec.head, LMHead) and "G1" not in case.skip
 
 
 WRITERS = [case for case in cases() if writes(case)]

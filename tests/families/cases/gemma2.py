@@ -18,5 +18,4 @@ CASES = [
          "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0}},
         "odd",
     ),
-    Case("gemma2", "Gemma2Model", {**SMALL, "is_causal": False, "pad_token_id": None}, "both-ways"),
 ]  # fmt: skip
