@@ -81,8 +81,6 @@ STANDS_FOR: dict[str, str] = {
     "CLIPModel": "two towers, similarity",
     "CLIPTextModelWithProjection": "projection head, pooling of the highest id",
     "SiglipModel": "attention pooling, pooling of the last index, similarity by sigmoids",
-    "SiglipForImageClassification": "mean of all patches, weights that are not used",
-    "GPT2ForSequenceClassification": "pooling of the last token",
     "BartForSequenceClassification": "pooling of the last occurrence of a token",
     "Wav2Vec2ConformerForPreTraining": "waveform, Conformer, relative sinusoids, contrastive head",
     "Wav2Vec2ConformerForAudioFrameClassification-mixed": "mix of layers, rotary input, frame head",

@@ -50,7 +50,9 @@ def check_labels(c: Config) -> None:
 
 
 FIELDS: dict[str, Any] = {
-    "classifier_pooling": choice("head.pool.take", {"cls": FirstToken(), "mean": MeanTokens()}, choices=("cls", "mean")),
+    "classifier_pooling": choice(
+        "head.pool.take", {"cls": FirstToken(), "mean": MeanTokens()}, choices=("cls", "mean")
+    ),
     "classifier_dropout": (
         "head.pool.transform.dropout", "head[TagHead].transform.dropout", "head[SpanHead].transform.dropout",
     ),
