@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.kernels.attention import Visible
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.part import REACH, Part, Sees, farthest
 
 
@@ -145,11 +145,8 @@ class Window(Mask, sees="all", called=("sliding window", "local")):
     """At most `size` tokens back, the query included, and all later tokens; with `ahead`, at most `size` later ones.
     `Causal() & Window(size)` is Mistral's mask."""
 
-    size: int = dataclasses.field(kw_only=False)
+    size: Count = dataclasses.field(kw_only=False)
     ahead: bool = False
-
-    def check(self) -> None:
-        at_least(self, 1, "size")
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         near = (q - k < self.size) & (k >= 0)  # empty columns of a ring cache have negative indices
@@ -159,10 +156,7 @@ class Window(Mask, sees="all", called=("sliding window", "local")):
 class Dilated(Mask, sees="all", called=("dilated attention",)):
     """Every `step`-th token, counted from the query [Beltagy et al. 2020]."""
 
-    step: int = dataclasses.field(kw_only=False)
-
-    def check(self) -> None:
-        at_least(self, 1, "step")
+    step: Count = dataclasses.field(kw_only=False)
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         return (q - k) % self.step == 0
@@ -173,10 +167,7 @@ class Global(Mask, sees="all", called=("global attention", "global tokens")):
 
     counting: ClassVar[bool] = True
 
-    first: int = dataclasses.field(default=1, kw_only=False)
-
-    def check(self) -> None:
-        at_least(self, 1, "first")
+    first: Count = dataclasses.field(default=1, kw_only=False)
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         q, k = rows.in_text(b, q, k)
@@ -188,10 +179,7 @@ class SameBlock(Mask, sees="all", called=("chunked",)):
 
     counting: ClassVar[bool] = True
 
-    size: int = dataclasses.field(kw_only=False)
-
-    def check(self) -> None:
-        at_least(self, 1, "size")
+    size: Count = dataclasses.field(kw_only=False)
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         q, k = rows.in_text(b, q, k)
@@ -204,12 +192,8 @@ class BlockAndBefore(Mask, sees="all", called=("Image Transformer (1D)", "local 
 
     counting: ClassVar[bool] = True
 
-    size: int
-    before: int
-
-    def check(self) -> None:
-        at_least(self, 1, "size")
-        at_least(self, 0, "before")
+    size: Count
+    before: Natural
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         q, k = rows.in_text(b, q, k)
@@ -224,14 +208,12 @@ class GridBlocks(Mask, sees="all", called=("Image Transformer (2D)", "local 2D a
 
     counting: ClassVar[bool] = True
 
-    columns: int
+    columns: Count
     size: tuple[int, int]
-    above: int
-    beside: int
+    above: Natural
+    beside: Natural
 
     def check(self) -> None:
-        at_least(self, 1, "columns")
-        at_least(self, 0, "above", "beside")
         if min(self.size) < 1:
             raise ValueError(f"GridBlocks.size is {self.size}; a block has at least one row and one column")
 
@@ -246,10 +228,7 @@ class GridBlocks(Mask, sees="all", called=("Image Transformer (2D)", "local 2D a
 class Strided(Mask, sees="all", called=("Sparse Transformer", "strided attention")):
     """The last `stride` tokens, and every stride-th token before them [Child et al. 2019]; combine with Causal."""
 
-    stride: int = dataclasses.field(kw_only=False)
-
-    def check(self) -> None:
-        at_least(self, 1, "stride")
+    stride: Count = dataclasses.field(kw_only=False)
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         return ((q - k).abs() < self.stride) | ((q - k) % self.stride == 0)
@@ -260,11 +239,10 @@ class Fixed(Mask, sees="all"):
 
     counting: ClassVar[bool] = True
 
-    stride: int
-    summary: int = 1
+    stride: Count
+    summary: Count = 1
 
     def check(self) -> None:
-        at_least(self, 1, "stride", "summary")
         if self.summary > self.stride:
             raise ValueError(f"Fixed.summary is {self.summary}; a block has {self.stride} tokens")
 
@@ -278,10 +256,7 @@ class Axial(Mask, sees="all", called=("axial attention",)):
 
     counting: ClassVar[bool] = True
 
-    columns: int
-
-    def check(self) -> None:
-        at_least(self, 1, "columns")
+    columns: Count
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         q, k = rows.in_text(b, q, k)
@@ -293,13 +268,10 @@ class RandomBlocks(Mask, sees="all"):
 
     counting: ClassVar[bool] = True
 
-    size: int
-    per_row: int
-    num_blocks: int
+    size: Count
+    per_row: Count
+    num_blocks: Count
     seed: int = 0
-
-    def check(self) -> None:
-        at_least(self, 1, "size", "per_row", "num_blocks")
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         q, k = rows.in_text(b, q, k)
