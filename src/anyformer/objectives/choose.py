@@ -12,17 +12,14 @@ from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import encode_pair, field, label_of, text_of
 from anyformer.objectives.objective import Batch, Objective, Record, head_of, pad_texts, scalars
 from anyformer.parts.head.classify import MultipleChoiceModule
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import TwoOrMore
 
 
 class Choose(Objective):
     """Columns "text", "choices" (a list of `choices` texts) and "label", the index of the right choice."""
 
-    choices: int
+    choices: TwoOrMore
     length: int | None = None
-
-    def check(self) -> None:
-        at_least(self, 2, "choices")
 
     @property
     def truncates(self) -> int | None:

@@ -16,7 +16,7 @@ from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import field, label_of
 from anyformer.objectives.objective import Batch, HeadInputs, Objective, Record, head_of, logits_of, scalars
 from anyformer.parts.head.classify import ClassifyModule
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Natural
 from anyformer.specs.messages import quote
 
 NUM_RANDOM = 8  # random numbers in [0, 1) that are drawn each time an image is seen
@@ -29,15 +29,13 @@ class Pictures(Objective):
     image_size: tuple[int, int]  # height, width
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # one value per channel
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
-    flip: float = 0.0
-    shift: int = 0
+    flip: Chance = 0.0
+    shift: Natural = 0
 
     def check(self) -> None:
         if min(self.image_size) < 1 or len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
             name = type(self).__name__
             raise ValueError(f"{name}: image_size must be positive, and mean and std must have 1 (grey) or 3 values")
-        at_least(self, 0, "shift")
-        chance(self, "flip")
 
     @property
     def images(self) -> Images:
@@ -115,13 +113,9 @@ class ClassifyImage(LabelledPictures):
 
     fewest: ClassVar[tuple[int, str]] = (2, "two labels")
 
-    smoothing: float = 0.0  # label smoothing
-    cut: float = 0.0  # probability of CutMix
-    erase: float = 0.0  # probability of random erasing
-
-    def check(self) -> None:
-        super().check()
-        chance(self, "smoothing", "cut", "erase")
+    smoothing: Chance = 0.0  # label smoothing
+    cut: Chance = 0.0  # probability of CutMix
+    erase: Chance = 0.0  # probability of random erasing
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         batch = {**super().collate(records, pad), "labels": scalars(records, "label")}

@@ -17,17 +17,14 @@ from anyformer.objectives.objective import (
     pad_rows,
     pad_texts,
 )
-from anyformer.specs.checks import chance
+from anyformer.specs.field_types import Chance
 
 
 class Rewrite(Objective):
     """Records have "input_ids" and "labels". The decoder reads the model's start token, followed by the labels shifted
     right. `smoothing` is the share of each target that is spread over the vocabulary [Szegedy et al. 2016]."""
 
-    smoothing: float = 0.0
-
-    def check(self) -> None:
-        chance(self, "smoothing")
+    smoothing: Chance = 0.0
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         return {**pad_texts(records, pad), "labels": pad_rows([record["labels"] for record in records], IGNORED)}

@@ -11,7 +11,7 @@ from anyformer.inputs.truncation import count_truncated
 from anyformer.objectives.examples import append_end, column_name, concatenate, texts_of, token_ids
 from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Chance, TwoOrMore
 from anyformer.specs.messages import quote
 
 
@@ -25,16 +25,12 @@ class Translate(Rewrite, called=("seq2seq", "summarize", "machine translation", 
 
     command: ClassVar[str] = "run translate RUN TEXT"
 
-    smoothing: float = 0.1  # label smoothing
+    smoothing: Chance = 0.1  # label smoothing
     prefix: str = ""
     source_language: str = ""
     target_language: str = ""
-    length: int | None = None
-    target_length: int | None = None
-
-    def check(self) -> None:
-        super().check()
-        at_least(self, 2, "length", "target_length")
+    length: TwoOrMore | None = None
+    target_length: TwoOrMore | None = None
 
     @property
     def truncates(self) -> int | None:
