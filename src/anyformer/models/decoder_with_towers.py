@@ -14,6 +14,7 @@ from anyformer.models.call import Call, HeadInputs
 from anyformer.models.model import Model
 from anyformer.models.single_stack import DecoderModel, EncoderModel, OneStackModule
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.base import PartModule
 from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.parts.head.base import Outputs
 from anyformer.runtime.taps import OutputCollector, Taps
@@ -39,11 +40,8 @@ class Tower(Part, sees="all"):
             if depth is not None and not -depth - 1 <= layer <= depth:
                 raise ValueError(f"Tower.layers: no hidden state {layer}; valid: {-depth - 1} to {depth}")
 
-    def build(self, site: Site) -> nn.Module:
-        return TowerModule(self, site)
 
-
-class TowerModule(nn.Module):
+class TowerModule(PartModule, of=Tower):
     def __init__(self, part: Tower, site: Site) -> None:
         super().__init__()
         self.part, self.reads = part, part.model.embedding.inputs[0]
