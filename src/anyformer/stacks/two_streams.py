@@ -17,7 +17,7 @@ from anyformer.parts.position.bias import AttentionPositionModule
 from anyformer.runtime.context import Context, StackOutputs
 from anyformer.runtime.mask import Order
 from anyformer.runtime.taps import OutputCollector
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count
 from anyformer.specs.part import Site, walk
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack, StackModule
@@ -31,14 +31,13 @@ class TwoStreams(Stack, sees="itself", called=("two-stream attention", "XLNet"))
 
     requires: ClassVar[tuple[str, ...]] = ("an order",)
 
-    kept: int | None = None  # number of last tokens to keep as memories; default: all
-    reused: int | None = None  # keep only this many first tokens of a text, if the next text begins after them
+    kept: Count | None = None  # number of last tokens to keep as memories; default: all
+    reused: Count | None = None  # keep only this many first tokens of a text, if the next text begins after them
     keeps: bool = True  # default of the input `use_mems` in evaluation
     keeps_training: bool = False  # default of the input `use_mems` in training
 
     def check(self) -> None:
         super().check()
-        at_least(self, 1, "kept", "reused")
         for name in ("order", "position", "neck", "project", "timed", "layer_drop"):
             if getattr(self, name):
                 raise ValueError(f"TwoStreams.{name} cannot be set, because every layer has its memory; leave it out")
