@@ -23,6 +23,7 @@ from anyformer.kernels.attention import EVERYTHING, Plan, Visible, attend
 from anyformer.kernels.capture import can_read_values
 from anyformer.parts.attention.attention import Attention, AttentionModule
 from anyformer.parts.attention.longformer import Chunked
+from anyformer.parts.base import PartModule
 from anyformer.parts.embedding.text import TextEmbedding, TextEmbeddingModule
 from anyformer.parts.layer_mix import Neck
 from anyformer.parts.op import Op
@@ -30,7 +31,7 @@ from anyformer.runtime.context import Context
 from anyformer.runtime.mask import FULL, Full, Mask, first_of_document
 from anyformer.runtime.state import State
 from anyformer.runtime.taps import Listener, TapNames, convert_listener
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.part import Part, Site
 
 OLD_LENGTHS, OLD_REACH = (1024, 3072, 4096), 1024  # texts of these lengths draw random blocks from their first tokens
@@ -56,13 +57,8 @@ class BlockTextEmbedding(TextEmbedding, sees="itself"):
     """Text for block-sparse layers: texts that are too long for full attention are padded to whole blocks. As
     published, a model that has once read a short text uses full attention from then on, until it is loaded again."""
 
-    block_size: int
-    random_blocks: int
-
-    def check(self) -> None:
-        super().check()
-        at_least(self, 1, "block_size")
-        at_least(self, 0, "random_blocks")
+    block_size: Count
+    random_blocks: Natural
 
     def build(self, site: Site) -> nn.Module:
         return BlockTextEmbeddingModule(self, site)
@@ -115,11 +111,8 @@ class TextOnly(Neck, sees="itself"):
 
     rest: Part | None = None
 
-    def build(self, site: Site) -> nn.Module:
-        return TextOnlyModule(self, site)
 
-
-class TextOnlyModule(nn.Module):
+class TextOnlyModule(PartModule, of=TextOnly):
     tapped: ClassVar[TapNames] = {"text": "hidden_states"}
 
     def __init__(self, part: TextOnly, site: Site) -> None:
@@ -147,26 +140,21 @@ class BlockSparseAttention(Op, sees="past", called=("BigBird", "sparse attention
     attention; with a causal mask, longer texts are refused. A position bias that layers share is not added."""
 
     num_heads: int
-    block_size: int
-    random_blocks: int
-    length: int  # maximum length of a text; the older rule for random blocks depends on it
+    block_size: Count
+    random_blocks: Natural
+    length: Count  # maximum length of a text; the older rule for random blocks depends on it
     bias: str = "qkvo"  # projections that have a bias
     mask: Mask = FULL
     dropout: float = 0.0  # on the attention weights of short texts only, as published
 
     def check(self) -> None:
-        at_least(self, 1, "block_size", "length")
-        at_least(self, 0, "random_blocks")
         self.full_attention()
 
     def full_attention(self) -> Attention:
         return Attention(num_heads=self.num_heads, bias=self.bias, mask=self.mask, dropout=self.dropout)
 
-    def build(self, site: Site) -> nn.Module:
-        return BlockSparseModule(self, site)
 
-
-class BlockSparseModule(AttentionModule):
+class BlockSparseModule(AttentionModule, of=BlockSparseAttention):
     def __init__(self, sparse: BlockSparseAttention, site: Site) -> None:
         super().__init__(sparse.full_attention(), site)
         self.sparse, self.layer = sparse, site.layer
