@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 from anyformer.kernels.linear import cast_for_autocast
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.base import PartModule
 from anyformer.parts.fused_linear import Joined, LinearThenGELU
 from anyformer.parts.op import Op, Reshaping
 from anyformer.runtime.context import Context
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count
 from anyformer.specs.part import Site
 
 
@@ -28,24 +29,17 @@ class MLP(
 ):
     """down(activation(up(x)))"""
 
-    width: int  # F, inner width
+    width: Count  # F, inner width
     activation: Activation = "gelu"
     bias: bool = True
-    dropout: float = 0.0  # on the inner activations
-
-    def check(self) -> None:
-        at_least(self, 1, "width", "out")
-        chance(self, "dropout")
-
-    def build(self, site: Site) -> nn.Module:
-        return MLPModule(self, site.width)
+    dropout: Chance = 0.0  # on the inner activations
 
 
-class MLPModule(nn.Module):
-    def __init__(self, part: MLP, width: int) -> None:
+class MLPModule(PartModule, of=MLP):
+    def __init__(self, part: MLP, site: Site) -> None:
         super().__init__()
-        self.up = nn.Linear(width, part.width, bias=part.bias)
-        self.down = nn.Linear(part.width, part.out_width(width), bias=part.bias)
+        self.up = nn.Linear(site.width, part.width, bias=part.bias)
+        self.down = nn.Linear(part.width, part.out_width(site.width), bias=part.bias)
         self.activation, self.dropout = ACTIVATIONS[part.activation], part.dropout
         self.up_gelu: LinearThenGELU | None = None  # set by transforms/fuse.py: both as one operation, for training
 
@@ -72,25 +66,18 @@ class GatedMLP(
 ):
     """down(activation(gate(x)) * up(x)): SwiGLU, GeGLU, ReGLU, GLU, LiGLU by the activation [Shazeer 2020]"""
 
-    width: int  # F, inner width
+    width: Count  # F, inner width
     activation: Activation = "silu"
     bias: bool = False
-    dropout: float = 0.0  # on the inner activations
-
-    def check(self) -> None:
-        at_least(self, 1, "width")
-        chance(self, "dropout")
-
-    def build(self, site: Site) -> nn.Module:
-        return GatedMLPModule(self, site.width)
+    dropout: Chance = 0.0  # on the inner activations
 
 
-class GatedMLPModule(nn.Module):
-    def __init__(self, part: GatedMLP, width: int) -> None:
+class GatedMLPModule(PartModule, of=GatedMLP):
+    def __init__(self, part: GatedMLP, site: Site) -> None:
         super().__init__()
-        self.gate = nn.Linear(width, part.width, bias=part.bias)
-        self.up = nn.Linear(width, part.width, bias=part.bias)
-        self.down = nn.Linear(part.width, width, bias=part.bias)
+        self.gate = nn.Linear(site.width, part.width, bias=part.bias)
+        self.up = nn.Linear(site.width, part.width, bias=part.bias)
+        self.down = nn.Linear(part.width, site.width, bias=part.bias)
         self.gate_up: Joined | None = None  # set by transforms/fuse.py: both as one product
         self.activation, self.dropout = ACTIVATIONS[part.activation], part.dropout
 
