@@ -65,15 +65,12 @@ class PixelHead(Head):
     stride: int
     patch_size: Size
 
-    def build(self, site: Site) -> nn.Module:
-        return PixelModule(self, site.width)
 
-
-class PixelModule(HeadModule):
-    def __init__(self, part: PixelHead, width: int) -> None:
+class PixelModule(HeadModule, of=PixelHead):
+    def __init__(self, part: PixelHead, site: Site) -> None:
         super().__init__()
         self.part = part
-        self.out = nn.Linear(width, part.stride**2 * part.channels)
+        self.out = nn.Linear(site.width, part.stride**2 * part.channels)
 
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         grid = ctx.extra(Grid)
