@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.base import PartModule
 from anyformer.parts.grid.convolution import GridEmbedding, check_pixels
 from anyformer.parts.grid.dvae import ImageDecoder, check_stages
 from anyformer.parts.grid.windows import Grid
 from anyformer.runtime.context import Context
 from anyformer.runtime.state import State
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count
 from anyformer.specs.part import Site
 
 EPS = 1e-6
@@ -32,13 +33,12 @@ class KLEmbedding(GridEmbedding, sees="all", called=("AutoencoderKL", "encoder o
     any_size: ClassVar[bool] = True
 
     widths: tuple[int, ...] = (128, 256, 512, 512)
-    blocks: int = 2  # per stage
-    groups: int = 32  # of the group norms
+    blocks: Count = 2  # per stage
+    groups: Count = 32  # of the group norms
     activation: Activation = "silu"
     attention: bool = True
 
     def check(self) -> None:
-        at_least(self, 1, "channels", "blocks")
         check_stages("KLEmbedding", self.widths, self.blocks)
         check_groups(self)
         if min(self.image_size) < 2 ** (len(self.widths) - 1):
@@ -48,17 +48,14 @@ class KLEmbedding(GridEmbedding, sees="all", called=("AutoencoderKL", "encoder o
     def grid(self) -> Grid:
         return Grid(*(side // 2 ** (len(self.widths) - 1) for side in self.image_size))
 
-    def build(self, site: Site) -> nn.Module:
-        return KLEmbeddingModule(self, site.width)
-
 
 class KLDecoder(ImageDecoder, sees="all", called=("AutoencoderKL", "decoder of Stable Diffusion")):
     """Decodes a grid of vectors of `KLEmbedding` to pixels: attention, then stages of `widths` from coarse to fine.
     Each stage but the last doubles the rows and columns at its end."""
 
     widths: tuple[int, ...] = (512, 512, 256, 128)
-    blocks: int = 3
-    groups: int = 32
+    blocks: Count = 3
+    groups: Count = 32
     activation: Activation = "silu"
     attention: bool = True
     mix: bool = True  # start with a 1 x 1 convolution
@@ -67,12 +64,8 @@ class KLDecoder(ImageDecoder, sees="all", called=("AutoencoderKL", "decoder of S
         super().check()
         check_groups(self)
 
-    def build(self, site: Site) -> nn.Module:
-        return KLDecoderModule(self, site.width)
-
 
 def check_groups(part: Any) -> None:
-    at_least(part, 1, "groups")
     if uneven := [width for width in part.widths if width % part.groups]:
         kind = type(part).__name__
         raise ValueError(f"{kind}.groups: width {uneven[0]} is not a multiple of {part.groups} groups")
@@ -83,8 +76,8 @@ class Normed(nn.GroupNorm):
         super().__init__(part.groups, width, eps=EPS)
 
 
-class KLEmbeddingModule(nn.Module):
-    def __init__(self, part: KLEmbedding, width: int) -> None:
+class KLEmbeddingModule(PartModule, of=KLEmbedding):
+    def __init__(self, part: KLEmbedding, site: Site) -> None:
         super().__init__()
         self.part = part
         self.first = nn.Conv2d(part.channels, part.widths[0], 3, padding=1)
@@ -94,7 +87,7 @@ class KLEmbeddingModule(nn.Module):
         )
         self.middle = MiddleBlock(part, part.widths[-1])
         self.norm = Normed(part, part.widths[-1])
-        self.out = nn.Conv2d(part.widths[-1], width, 3, padding=1)
+        self.out = nn.Conv2d(part.widths[-1], site.width, 3, padding=1)
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
         x = self.first(check_pixels(inputs, self.part))
@@ -106,11 +99,11 @@ class KLEmbeddingModule(nn.Module):
         return x.flatten(2).transpose(1, 2), Context(index=index, positions=index[None], extras=(grid,))
 
 
-class KLDecoderModule(nn.Module):
-    def __init__(self, part: KLDecoder, width: int) -> None:
+class KLDecoderModule(PartModule, of=KLDecoder):
+    def __init__(self, part: KLDecoder, site: Site) -> None:
         super().__init__()
-        self.mix = nn.Conv2d(width, width, 1) if part.mix else None
-        self.first = nn.Conv2d(width, part.widths[0], 3, padding=1)
+        self.mix = nn.Conv2d(site.width, site.width, 1) if part.mix else None
+        self.first = nn.Conv2d(site.width, part.widths[0], 3, padding=1)
         self.middle = MiddleBlock(part, part.widths[0])
         before, last = (part.widths[0], *part.widths), len(part.widths) - 1
         self.stages = nn.ModuleList(

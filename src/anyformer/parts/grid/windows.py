@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.cyclic_shift import roll_grid
+from anyformer.parts.base import PartModule
 from anyformer.parts.computed import Computed, cache_by_size, places
 from anyformer.parts.grid.layout import Grid, partition
 from anyformer.parts.op import Op
 from anyformer.parts.position.bias import AttentionPositionModule, HeadwisePosition
 from anyformer.runtime.context import Context
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.part import Site, walk
 
 
@@ -56,11 +57,8 @@ class Windows(Op, sees="all", called=("Swin", "shifted windows", "window attenti
     def causal_alternative(self) -> str:
         return "Attention(num_heads=..., mask=Causal() & Window(size=...))"
 
-    def build(self, site: Site) -> nn.Module:
-        return WindowsModule(self, site)
 
-
-class WindowsModule(nn.Module):
+class WindowsModule(PartModule, of=Windows):
     def __init__(self, part: Windows, site: Site) -> None:
         super().__init__()
         self.size, self.shift, self.fixed = part.size, part.shift, part.fixed
@@ -122,23 +120,18 @@ class GridBias(HeadwisePosition, sees="itself", called=("Swin bias", "2D relativ
 
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
 
-    size: int
-
-    def build(self, site: Site) -> nn.Module:
-        return GridBiasModule(self)
+    size: Count
 
 
 class ContinuousGridBias(GridBias, sees="itself", called=("Swin V2 bias", "log-spaced bias")):
     """A small MLP of the logarithms of both offsets computes the scalars, so that they extend to windows of other sizes
     than in pretraining [Liu et al. 2022]. The scalars are between 0 and `most`."""
 
-    learned: int = 0  # window size in pretraining; 0: `size`
-    width: int = 512  # inner width of the MLP
+    learned: Natural = 0  # window size in pretraining; 0: `size`
+    width: Count = 512  # inner width of the MLP
     most: float = 16.0
 
     def check(self) -> None:
-        at_least(self, 1, "num_heads", "size", "width")
-        at_least(self, 0, "learned")
         if self.learned == 1:
             raise ValueError("ContinuousGridBias.learned is 1: a window of one token has no offsets to learn from")
 
@@ -146,8 +139,8 @@ class ContinuousGridBias(GridBias, sees="itself", called=("Swin V2 bias", "log-s
         return ContinuousGridBiasModule(self)
 
 
-class GridBiasModule(AttentionPositionModule):
-    def __init__(self, part: GridBias) -> None:
+class GridBiasModule(AttentionPositionModule, of=GridBias):
+    def __init__(self, part: GridBias, site: Site) -> None:
         super().__init__()
         self.size = part.size
         self.whole = Computed(lambda: offsets(part.size, part.size, part.size))  # of windows of the largest size
