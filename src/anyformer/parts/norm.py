@@ -6,17 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import NonNegative
 from anyformer.specs.part import Part, Site
 
 
 class Norm(Part):
     """Normalises the last dimension. The module does not know which vectors are padding."""
 
-    eps: float = 1e-5
-
-    def check(self) -> None:
-        at_least(self, 0, "eps")
+    eps: NonNegative = 1e-5
 
 
 class LayerNorm(Norm, sees="itself", called=("layer normalization", "LN")):
@@ -32,7 +29,7 @@ class LayerNorm(Norm, sees="itself", called=("layer normalization", "LN")):
 class RMSNorm(Norm, sees="itself"):
     """Divides each vector by its root mean square and applies a learned scale, in fp32 [Zhang and Sennrich 2019]."""
 
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
 
     def build(self, site: Site) -> nn.Module:
         return RMSNormModule(site.width, self.eps)
@@ -72,7 +69,7 @@ class ScaleNormModule(nn.Module):
 class UnitNorm(Norm, sees="itself", called=("L2 norm", "cosine attention")):
     """Rescales every vector to length 1; nothing is learned. Products of such queries and keys are cosines."""
 
-    eps: float = 1e-12
+    eps: NonNegative = 1e-12
 
     def build(self, site: Site) -> nn.Module:
         return UnitNormModule(self.eps)
@@ -116,10 +113,7 @@ class RowNorm(Part, sees="all", called=("GroupNorm",)):
     """Normalises with one mean and variance per row, then applies a scale and bias per channel [Wu and He 2018, with
     one group]. It needs the padding mask, so only some slots accept it."""
 
-    eps: float = 1e-5
-
-    def check(self) -> None:
-        at_least(self, 0, "eps")
+    eps: NonNegative = 1e-5
 
     @property
     def causal_alternative(self) -> str:
