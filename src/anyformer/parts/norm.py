@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.parts.base import PartModule
 from anyformer.specs.field_types import NonNegative
 from anyformer.specs.part import Part, Site
 
@@ -31,15 +32,12 @@ class RMSNorm(Norm, sees="itself"):
 
     eps: NonNegative = 1e-6
 
-    def build(self, site: Site) -> nn.Module:
-        return RMSNormModule(site.width, self.eps)
 
-
-class RMSNormModule(nn.Module):
-    def __init__(self, width: int, eps: float) -> None:
+class RMSNormModule(PartModule, of=RMSNorm):
+    def __init__(self, part: RMSNorm, site: Site) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(site.width))
+        self.eps = part.eps
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype == torch.float32:
@@ -51,16 +49,13 @@ class RMSNormModule(nn.Module):
 class ScaleNorm(Norm, sees="itself"):
     """Rescales every vector to one learned length [Nguyen and Salazar 2019]."""
 
-    def build(self, site: Site) -> nn.Module:
-        return ScaleNormModule(site.width, self.eps)
 
-
-class ScaleNormModule(nn.Module):
-    def __init__(self, width: int, eps: float) -> None:
+class ScaleNormModule(PartModule, of=ScaleNorm):
+    def __init__(self, part: ScaleNorm, site: Site) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.full((1,), width**0.5))
-        self.starts = {"weight": width**0.5}
-        self.eps = eps
+        self.weight = nn.Parameter(torch.full((1,), site.width**0.5))
+        self.starts = {"weight": site.width**0.5}
+        self.eps = part.eps
 
     def forward(self, x: Tensor) -> Tensor:
         return x * (self.weight / x.norm(dim=-1, keepdim=True).clamp(min=self.eps))
@@ -71,14 +66,11 @@ class UnitNorm(Norm, sees="itself", called=("L2 norm", "cosine attention")):
 
     eps: NonNegative = 1e-12
 
-    def build(self, site: Site) -> nn.Module:
-        return UnitNormModule(self.eps)
 
-
-class UnitNormModule(nn.Module):
-    def __init__(self, eps: float) -> None:
+class UnitNormModule(PartModule, of=UnitNorm):
+    def __init__(self, part: UnitNorm, site: Site) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps = part.eps
 
     def forward(self, x: Tensor) -> Tensor:
         x32 = x.float() if x.element_size() < 4 else x  # eps is too small for half precision
@@ -119,15 +111,12 @@ class RowNorm(Part, sees="all", called=("GroupNorm",)):
     def causal_alternative(self) -> str:
         return "LayerNorm()"
 
-    def build(self, site: Site) -> nn.Module:
-        return RowNormModule(site.width, self.eps)
 
-
-class RowNormModule(nn.Module):
-    def __init__(self, width: int, eps: float) -> None:
+class RowNormModule(PartModule, of=RowNorm):
+    def __init__(self, part: RowNorm, site: Site) -> None:
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
-        self.eps = eps
+        self.weight, self.bias = nn.Parameter(torch.ones(site.width)), nn.Parameter(torch.zeros(site.width))
+        self.eps = part.eps
 
     def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
         """x (B, T, D); `real` (B, T) is True for the vectors that count; None: all."""

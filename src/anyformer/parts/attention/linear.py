@@ -168,9 +168,6 @@ class SoftmaxFeatures(Features, sees="itself", called=("FAVOR", "random features
     def width(self, head_width: int) -> int:
         return self.count
 
-    def build(self, site: Site) -> nn.Module:
-        return SoftmaxFeaturesModule(self.count, site.width)
-
 
 class OrthogonalRows(Initializer):
     """Rows with the lengths of normal random vectors; each block of `width` rows is orthogonal."""
@@ -189,15 +186,15 @@ class OrthogonalRows(Initializer):
         tensor.copy_(blocks[:count] * draw(count, width).norm(dim=1, keepdim=True))
 
 
-class SoftmaxFeaturesModule(nn.Module):
+class SoftmaxFeaturesModule(PartModule, of=SoftmaxFeatures):
     starts: ClassVar[dict[str, Any]] = {"weight": OrthogonalRows()}
     exact: ClassVar[tuple[str, ...]] = ("weight",)  # fp32, whatever the model's dtype
     weight: Tensor
 
-    def __init__(self, count: int, head_width: int) -> None:
+    def __init__(self, part: SoftmaxFeatures, site: Site) -> None:
         super().__init__()
-        self.register_buffer("weight", torch.empty(count, head_width))
-        self.scale = head_width**-0.25  # for queries and keys: together 1 / sqrt(K)
+        self.register_buffer("weight", torch.empty(part.count, site.width))
+        self.scale = site.width**-0.25  # for queries and keys: together 1 / sqrt(K)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         x = x * self.scale

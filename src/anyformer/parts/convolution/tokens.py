@@ -137,17 +137,14 @@ class TokenConvolution(Op, sees="all", called=("1D convolution", "n-gram convolu
     def causal_alternative(self) -> str:
         return repr(LightweightConvolution(num_heads=1, kernel=self.kernel, causal=True))
 
-    def build(self, site: Site) -> nn.Module:
-        if site.width % self.groups:
-            raise ValueError(f"{site.address}: width {site.width} is not a multiple of {self.groups} groups")
-        return TokenConvolutionModule(self, site)
 
-
-class TokenConvolutionModule(nn.Module):
+class TokenConvolutionModule(PartModule, of=TokenConvolution):
     tapped: ClassVar[TapNames] = {"taps": None}
 
     def __init__(self, part: TokenConvolution, site: Site) -> None:
         super().__init__()
+        if site.width % part.groups:
+            raise ValueError(f"{site.address}: width {site.width} is not a multiple of {part.groups} groups")
         self.part, self.address = part, site.address
         self.taps = nn.Conv1d(site.width, site.width, part.kernel, groups=part.groups)
         self.activation = ACTIVATIONS[part.activation]

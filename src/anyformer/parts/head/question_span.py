@@ -45,7 +45,7 @@ class QuestionHead(SpanHead, sees="all"):
 
 class QuestionModule(SpanModule, of=QuestionHead):
     def __init__(self, part: QuestionHead, site: Site) -> None:
-        super().__init__(site.width, part.dropout)
+        super().__init__(part, site)
         self.separator = part.separator
         self.feedforward = part.feedforward.build(site.child("feedforward"))
         self.norm = part.norm.build(site.child("norm"))

@@ -57,12 +57,9 @@ class SimilarityHead(Head, sees="itself", called=("contrastive head", "CLIP", "c
 
     scale: float = 2.6592  # initial logarithm of the factor
 
-    def build(self, site: Site) -> nn.Module:
-        return SimilarityModule(self)
 
-
-class SimilarityModule(nn.Module):
-    def __init__(self, part: SimilarityHead) -> None:
+class SimilarityModule(PartModule, of=SimilarityHead):
+    def __init__(self, part: SimilarityHead, site: Site) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(part.scale))
         self.starts = {"scale": part.scale}
@@ -179,7 +176,7 @@ class HiddenSpansModule(PartModule, of=HiddenSpansHead):
         super().__init__()
         self.part = part
         self.project = nn.Linear(site.width, part.width)
-        self.compare = SimilarityModule(SimilarityHead(scale=part.scale))
+        self.compare = SimilarityHead(scale=part.scale).build(site.child("compare"))
 
     def forward(self, x: Tensor, ids: Tensor, spans: dict[str, Tensor], inputs: dict[str, Any]) -> Outputs:
         """Compare x (B, T, D) at the tokens `ids` (B, T) with the hidden spans' vectors, (S, width) per kind."""

@@ -46,14 +46,11 @@ class Halved(Residual, sees="itself"):
 
     every: Count  # layers
 
-    def build(self, site: Site) -> nn.Module:
-        return HalvedModule((site.layer + 1) % self.every == 0)
 
-
-class HalvedModule(nn.Module):
-    def __init__(self, halves: bool) -> None:
+class HalvedModule(PartModule, of=Halved):
+    def __init__(self, part: Halved, site: Site) -> None:
         super().__init__()
-        self.halves = halves
+        self.halves = (site.layer + 1) % part.every == 0
 
     def forward(self, x: Tensor, branch: Tensor) -> Tensor:
         x = x + branch
