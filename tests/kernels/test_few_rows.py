@@ -16,8 +16,9 @@ from anyformer.kernels import few_rows
 from anyformer.kernels.few_rows import NormWeights
 from anyformer.kernels.quantized import dequantize, round_fp8, round_int4, round_int8
 from anyformer.parts.activation import ACTIVATIONS
-from anyformer.parts.norm import RMSNormModule
+from anyformer.parts.norm import RMSNorm
 from anyformer.parts.position.rotary import Rope, RopeModule
+from anyformer.specs.part import Site
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -55,7 +56,7 @@ def plain_norm(x: Tensor, kind: str) -> tuple[Tensor, NormWeights]:
     weight, bias = draw(K, dtype=x.dtype), draw(K, dtype=x.dtype)
     if kind == "layer":
         return F.layer_norm(x, (K,), weight, bias, 1e-5), NormWeights("layer", weight, bias, 1e-5)
-    module = RMSNormModule(K, 1e-6).to(DEVICE, x.dtype)
+    module = RMSNorm(eps=1e-6).build(Site(width=K)).to(DEVICE, x.dtype)
     module.weight.data.copy_(weight)
     return module(x), NormWeights("rms", weight, None, 1e-6)
 

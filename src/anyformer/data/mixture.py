@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from anyformer.data.source import Example, Row, Source, Subset, reach
-from anyformer.specs.checks import at_least, positive
+from anyformer.specs.field_types import Count, Positive
 from anyformer.specs.messages import nearest, quote
 from anyformer.specs.part import Part, Table
 
@@ -38,12 +38,10 @@ class Mixture(Source, called=("mixture of datasets",)):
     equal [Raffel et al. 2020, section 3.5.2]. Evaluation reads every source once, one after another."""
 
     shares: tuple[Share, ...]
-    limit: int | None = None
-    temperature: float = 1.0
+    limit: Count | None = None
+    temperature: Positive = 1.0
 
     def check(self) -> None:
-        at_least(self, 1, "limit")
-        positive(self, "temperature")
         names, weights = [share.name for share in self.shares], [share.weight for share in self.shares]
         if self.columns:
             raise ValueError("Mixture: set columns on its sources instead")

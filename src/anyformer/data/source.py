@@ -24,7 +24,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from anyformer.objectives.examples import RenamedExample
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count, Natural, TwoOrMore
 from anyformer.specs.messages import nearest, quote
 from anyformer.specs.part import Part, Table
 
@@ -193,11 +193,8 @@ class Beside(Source):
 class Numbers(Source):
     """{"number": first}, {"number": first + 1}, ...: for an objective that generates its own training data."""
 
-    count: int
+    count: Count
     first: int = 0
-
-    def check(self) -> None:
-        at_least(self, 1, "count")
 
     def raw(self) -> Iterator[Row]:
         return (Row(f"number {i}", {"number": i}) for i in range(self.first, self.first + self.count))
@@ -214,15 +211,10 @@ class Held(Subset):
 
     `Data(train=Held(source=x, one_in=20), valid=Held(source=x, one_in=20, out=True))`"""
 
-    one_in: int = 20
+    one_in: TwoOrMore = 20
     out: bool = False
-    seed: int = 0
+    seed: Natural = 0
     stratify: str | None = None
-
-    def check(self) -> None:
-        super().check()
-        at_least(self, 2, "one_in")
-        at_least(self, 0, "seed")
 
     @property
     def whole(self) -> Source:
@@ -283,13 +275,8 @@ class First(Subset):
     """The first `count` examples of a source, for a small version of a run. With `seed`, the first of a random order:
     a smaller count selects a subset of a larger one."""
 
-    count: int
-    seed: int | None = None
-
-    def check(self) -> None:
-        super().check()
-        at_least(self, 1, "count")
-        at_least(self, 0, "seed")
+    count: Count
+    seed: Natural | None = None
 
     def choose(self, rows: Iterator[Row]) -> Iterator[Row]:
         good = 0

@@ -6,12 +6,12 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from anyformer.inputs.long import LongText, split_at_spaces
 from anyformer.inputs.tokenizer_defaults import NAMES
 from anyformer.objectives.vocabulary_info import SENTINEL
-from anyformer.specs.checks import at_least, at_most
+from anyformer.specs.field_types import Range
 from anyformer.specs.messages import nearest, quote
 from anyformer.specs.part import Part, Table
 
@@ -54,12 +54,9 @@ class BuiltVocabulary(Vocabulary):
     special: Mapping[str, str] = Table({"eos_token": "<|endoftext|>", "pad_token": "<|padding|>"})
     begin: str | None = None
     end: str | None = None
-    sentinels: int = 0  # number of tokens <extra_id_0>, <extra_id_1>, ... after the special ones, for span corruption
+    sentinels: Annotated[int, Range(at_least=0, at_most=MAX_SENTINELS)] = 0  # tokens <extra_id_0>, ...: span corruption
 
     def check(self) -> None:
-        at_least(self, 0, "sentinels")
-        at_most(self, MAX_SENTINELS, "sentinels")
-        at_most(self, MAX_SIZE, "size")
         for name in self.special:
             if name not in NAMES:
                 kind = type(self).__name__
@@ -127,7 +124,7 @@ class Bytes(BuiltVocabulary, called=("ByT5",)):
 class TrainedBPE(BuiltVocabulary, called=("BPE", "byte pair encoding", "byte-level BPE")):
     """Byte-level BPE: merges the most frequent pairs of the data [Sennrich et al. 2016; Radford et al. 2019]."""
 
-    size: int = 8192
+    size: Annotated[int, Range(at_most=MAX_SIZE)] = 8192
 
     def check(self) -> None:
         super().check()
@@ -149,13 +146,14 @@ class TrainedBPE(BuiltVocabulary, called=("BPE", "byte pair encoding", "byte-lev
 class PieceVocabulary(BuiltVocabulary):
     """Base class: `size` word pieces, or fewer if the data has fewer. Text without a matching piece is unk_token."""
 
-    size: int = 8192
+    size: Annotated[int, Range(at_most=MAX_SIZE)] = 8192
 
     def check(self) -> None:
         super().check()
         if "unk_token" not in self.special:
             raise ValueError(f"{type(self).__name__}.special: 'unk_token' is missing; it replaces unknown words")
-        at_least(self, len(self.special) + self.sentinels + 1, "size")
+        if self.size <= len(self.special) + self.sentinels:
+            raise ValueError(f"{type(self).__name__}.size is {self.size}; a word and the special tokens must fit")
 
 
 class TrainedWordPiece(PieceVocabulary, called=("WordPiece",)):

@@ -55,11 +55,8 @@ class AutoencoderModel(Model):
         wanted = self.numbers or tuple(self.grid)
         return shape == wanted or (self.embedding.any_size and len(shape) == len(wanted) and shape[:-2] == wanted[:-2])
 
-    def build(self, site: Site) -> nn.Module:
-        return AutoencoderModule(self, site)
 
-
-class AutoencoderModule(TransformerModule):
+class AutoencoderModule(TransformerModule, of=AutoencoderModel):
     head: None
     embedding: nn.Module
 

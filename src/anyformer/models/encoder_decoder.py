@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from anyformer.models.base import TransformerModule, memory_mask
 from anyformer.models.call import Call, HeadInputs
@@ -61,11 +61,8 @@ class EncoderDecoderModel(Model):
             if part.reads_memory and wanted != given:
                 raise ValueError(f"{address}: memory_width is {wanted}, but the encoder's output has width {given}")
 
-    def build(self, site: Site) -> nn.Module:
-        return EncoderDecoderModule(self, site)
 
-
-class EncoderDecoderModule(TransformerModule):
+class EncoderDecoderModule(TransformerModule, of=EncoderDecoderModel):
     encoder: Any
     decoder: Any
 

@@ -16,7 +16,7 @@ from anyformer.parts.head.language import LMHead, VocabularyOutput
 from anyformer.parts.init import Initializer, initialise, is_within, owner_of
 from anyformer.parts.language_specific import MAX_LANGUAGES, LanguageSpecific
 from anyformer.specs.addresses import value_at
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count
 from anyformer.specs.part import Part, Site, Table, parts_seeing_ahead, tree, walk
 from anyformer.specs.part_errors import error_origin
 from anyformer.specs.services import service
@@ -31,7 +31,7 @@ class Model(Part):
     (token ids, labels, ...)."""
 
     width: int
-    length: int | None = None  # most tokens per text, if no position table sets the limit
+    length: Count | None = None  # most tokens per text, if no position table sets the limit
     head: Head | None = None
     state_name: str = "past_key_values"  # name of the decoding state in the published class
     state_offered: Offered = "always"  # when the published class returns a decoding state that was not requested
@@ -97,7 +97,6 @@ class Model(Part):
     def check(self) -> None:
         if self.width < 1:
             raise ValueError(f"{type(self).__name__}.width is {self.width}; it must be at least 1")
-        at_least(self, 1, "length")
         parts = [part for _, part in walk(self)]
         layers = sum(part.depth for part in parts if isinstance(part, Stack))
         if layers > 10_000:  # a hostile file must not keep a machine busy for hours

@@ -12,12 +12,13 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from anyformer.kernels.attention import KERNELS
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.call import Call
 from anyformer.models.output import Output
+from anyformer.parts.base import PartModule
 from anyformer.parts.head.base import HeadModule
 from anyformer.parts.head.language import LMHead
 from anyformer.runtime.inputs import check_given, in_model_dtype
@@ -50,7 +51,7 @@ class PublishedConfig:
         return json.dumps(self.to_dict(), indent=1)
 
 
-class PublishedModule(nn.Module):
+class PublishedModule(PartModule):
     """The methods of a published class, besides `forward`, that users and Hugging Face's Trainer need."""
 
     spec: Any

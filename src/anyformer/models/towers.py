@@ -64,9 +64,6 @@ class TwoTowerModel(TowersModel):
     image: EncoderModel
     head: SimilarityHead | None = SimilarityHead()
 
-    def build(self, site: Site) -> nn.Module:
-        return TwoTowerModule(self, site)
-
 
 class ThreeTowerModel(TowersModel):
     """Text, video and audio towers. Video and audio share a space of `width` dimensions, video and text one of
@@ -81,9 +78,6 @@ class ThreeTowerModel(TowersModel):
 
     def space(self, name: str) -> tuple[str, int]:
         return ("head.width", self.head.width) if name == "text" else super().space(name)
-
-    def build(self, site: Site) -> nn.Module:
-        return ThreeTowerModule(self, site)
 
 
 class TowersModule(TransformerModule):
@@ -155,7 +149,7 @@ class TowersModule(TransformerModule):
         return {}  # they are in the output of each tower
 
 
-class TwoTowerModule(TowersModule):
+class TwoTowerModule(TowersModule, of=TwoTowerModel):
     image: OneStackModule
 
     def lacks(self, inputs: dict[str, Any], name: str, wanted: str) -> None:
@@ -166,7 +160,7 @@ class TwoTowerModule(TowersModule):
         return self.head(vectors["text"], vectors["image"], inputs)
 
 
-class ThreeTowerModule(TowersModule):
+class ThreeTowerModule(TowersModule, of=ThreeTowerModel):
     video: OneStackModule
     audio: OneStackModule
 

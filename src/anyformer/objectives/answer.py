@@ -31,7 +31,7 @@ from anyformer.objectives.objective import (
     scalars,
 )
 from anyformer.parts.head.span import SpanModule
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.messages import quote
 
 
@@ -44,12 +44,10 @@ class Answer(Objective):
     command: ClassVar[str] = "run answer RUN QUESTION CONTEXT"
 
     length: int = 384
-    stride: int = 128
-    question_length: int = 64  # longer questions are truncated
+    stride: Natural = 128
+    question_length: Count = 64  # longer questions are truncated
 
     def check(self) -> None:
-        at_least(self, 1, "question_length")
-        at_least(self, 0, "stride")
         if self.length <= self.question_length + self.stride:
             raise ValueError(
                 f"Answer: question_length={self.question_length} and stride={self.stride} leave no room"

@@ -11,17 +11,14 @@ from anyformer.objectives.objective import Batch, HeadInputs
 from anyformer.objectives.wrapper import ObjectiveWrapper
 from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.parts.head.language import next_labels
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import NonNegative
 
 
 class Auxiliary(ObjectiveWrapper, called=("auxiliary language model loss",)):
     """Add `weight` (lambda) times a next-token loss to the loss of the task `of` (Classify, Tag, ...). The token
     embedding scores the vocabulary, as in GPT: the model gets no additional head."""
 
-    weight: float = 0.5
-
-    def check(self) -> None:
-        at_least(self, 0, "weight")
+    weight: NonNegative = 0.5
 
     def module(self, model: TransformerModule) -> nn.Module:
         reads_text = isinstance(model.spec.embedding, TextEmbedding)

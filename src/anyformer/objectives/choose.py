@@ -23,17 +23,14 @@ from anyformer.objectives.objective import (
     scalars,
 )
 from anyformer.parts.head.classify import MultipleChoiceModule
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import TwoOrMore
 
 
 class Choose(Objective):
     """Columns "text", "choices" (a list of `choices` texts) and "label", the index of the right choice."""
 
-    choices: int
+    choices: TwoOrMore
     length: int | None = None
-
-    def check(self) -> None:
-        at_least(self, 2, "choices")
 
     @property
     def metrics(self) -> Metrics:

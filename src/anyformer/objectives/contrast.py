@@ -13,7 +13,7 @@ from anyformer.models.base import TransformerModule
 from anyformer.objectives.objective import Batch, HeadInputs, Record, head_of, require_head
 from anyformer.objectives.recordings import Sounds
 from anyformer.parts.head.contrastive import ContrastModule
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count, TwoOrMore
 
 MIN_SPANS = 2  # as published
 
@@ -24,19 +24,16 @@ class Contrast(Sounds, called=("wav2vec 2.0", "contrastive", "InfoNCE")):
     frame covers `reach` samples, and one starts every `hop` samples, as in the model's stem. Codes are sampled at a
     temperature that falls from `temperatures[0]` to `temperatures[1]` by the factor `cooling` per step."""
 
-    hop: int = 320
-    reach: int = 400
-    hidden: float = 0.65
-    span: int = 10
-    negatives: int = 100
+    hop: Count = 320
+    reach: Count = 400
+    hidden: Chance = 0.65
+    span: TwoOrMore = 10
+    negatives: Count = 100
     temperatures: tuple[float, float] = (2.0, 0.5)
     cooling: float = 0.999995
 
     def check(self) -> None:
         super().check()
-        at_least(self, 1, "hop", "reach", "negatives")
-        at_least(self, 2, "span")
-        chance(self, "hidden")
         if self.form != "values":
             raise ValueError("Contrast.form must be 'values': codes are computed from samples")
         if not 0 < self.temperatures[1] <= self.temperatures[0] or not 0 < self.cooling <= 1:

@@ -15,7 +15,7 @@ from anyformer.objectives.examples import field
 from anyformer.objectives.objective import Batch, HeadInputs, Objective, Record, head_of, logits_of, pad_rows
 from anyformer.parts.embedding.trajectory import KINDS
 from anyformer.parts.head.trajectory import TrajectoryModule
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count, Natural
 
 
 class Act(
@@ -26,14 +26,12 @@ class Act(
     window of `steps` time steps is read each time. Actions are numbers, or indices below `choices` if that is not 0.
     With `asks=False` all returns-to-go are 0, which is behaviour cloning."""
 
-    steps: int = 20
-    choices: int = 0
+    steps: Count = 20
+    choices: Natural = 0
     scale: float = 1.0  # returns are divided by it; choose it so that they are of order 1
     asks: bool = True
 
     def check(self) -> None:
-        at_least(self, 1, "steps")
-        at_least(self, 0, "choices")
         if not self.scale > 0:
             raise ValueError(f"Act.scale is {self.scale}; it must be above 0, since returns are divided by it")
 

@@ -13,7 +13,7 @@ from anyformer.objectives.examples import add_ends
 from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
 from anyformer.objectives.vocabulary_info import VocabularyInfo, VocabularyObjective, is_one_of, mask_token
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import OneOrMore
 from anyformer.specs.part import Part
 
 
@@ -59,11 +59,7 @@ class TextInfilling(Noise):
     Poisson distribution with this `mean`; a span of length 0 inserts a mask token."""
 
     rate: float = 0.3
-    mean: float = 3.0
-
-    def check(self) -> None:
-        super().check()
-        at_least(self, 1, "mean")
+    mean: OneOrMore = 3.0
 
     def damage(self, ids: np.ndarray, random: np.random.Generator, known: VocabularyInfo) -> np.ndarray:
         lengths = self.lengths(math.ceil(len(ids) * self.rate), random)

@@ -26,7 +26,7 @@ from anyformer.objectives.objective import (
     scalars,
 )
 from anyformer.parts.diffusion import NoiseModule, NoisyEmbedding
-from anyformer.specs.checks import chance
+from anyformer.specs.field_types import Chance
 
 
 class Diffuse(LabelledPictures, called=("diffusion", "classifier-free guidance")):
@@ -37,13 +37,9 @@ class Diffuse(LabelledPictures, called=("diffusion", "classifier-free guidance")
     second_model: ClassVar[bool] = True
     command: ClassVar[str] = "run draw RUN LABEL"
 
-    unlabelled: float = 0.1  # probability of dropping the label
+    unlabelled: Chance = 0.1  # probability of dropping the label
     vae: str | None = None
     shape: tuple[int, int, int] | None = None  # of the latents, set by `ready`; None: pixels
-
-    def check(self) -> None:
-        super().check()
-        chance(self, "unlabelled")
 
     def ready(self, tokenizer: Any) -> Self:
         if self.vae is None:

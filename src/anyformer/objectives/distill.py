@@ -23,7 +23,7 @@ from anyformer.objectives.tag import Tag
 from anyformer.objectives.wrapper import ObjectiveWrapper
 from anyformer.parts.head.language import LMHeadModule
 from anyformer.parts.head.pretraining import PretrainingModule
-from anyformer.specs.checks import at_least, positive
+from anyformer.specs.field_types import NonNegative, Positive
 
 
 class Distill(
@@ -45,15 +45,13 @@ class Distill(
     second_model: ClassVar[bool] = True
 
     teacher: str
-    temperature: float = 2.0
-    soft: float = 5.0
-    hard: float = 2.0
-    cosine: float = 1.0
+    temperature: Positive = 2.0
+    soft: NonNegative = 5.0
+    hard: NonNegative = 2.0
+    cosine: NonNegative = 1.0
     layers: tuple[int, ...] = ()
 
     def check(self) -> None:
-        positive(self, "temperature")
-        at_least(self, 0, "soft", "hard", "cosine")
         if not self.soft + self.hard + self.cosine:
             raise ValueError("Distill: soft, hard and cosine are all 0")
         if not isinstance(self.of, (NextToken, Masked, Rewrite, Classify, Tag, Choose)):

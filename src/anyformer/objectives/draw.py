@@ -22,18 +22,14 @@ from anyformer.objectives import latents
 from anyformer.objectives.images import Pictures
 from anyformer.objectives.match import Captioned
 from anyformer.objectives.objective import Batch, Record, WithFrozenModel, forward_to_head, language_head, pad_rows
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import NonNegative, TwoOrMore
 
 
 class Reconstruct(Pictures):
     """Column "image". Two terms: the mean squared error of the pixels, and `price` times the mean cost of a code (for
     DALL-E's codes: the KL divergence of their distribution from the uniform one, in nats)."""
 
-    price: float = 0.02
-
-    def check(self) -> None:
-        super().check()
-        at_least(self, 0, "price")
+    price: NonNegative = 0.02
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -65,14 +61,10 @@ class NextImageToken(Captioned):
     command: ClassVar[str] = "run draw RUN TEXT"
 
     vae: str
-    length: int = 256
-    text: float = 1 / 8
-    image: float = 7 / 8
+    length: TwoOrMore = 256
+    text: NonNegative = 1 / 8
+    image: NonNegative = 7 / 8
     tokens: int | None = None  # size of the text vocabulary, set by `ready`
-
-    def check(self) -> None:
-        super().check()
-        at_least(self, 0, "text", "image")
 
     @property
     def extra_tokens(self) -> int:

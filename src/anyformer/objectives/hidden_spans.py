@@ -17,7 +17,7 @@ from anyformer.objectives.images import frames_of, normalize, resizer
 from anyformer.objectives.objective import Batch, Objective, Record, model_inputs, pad_texts
 from anyformer.objectives.recordings import read_samples
 from anyformer.parts.head.losses import Loss
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count
 
 TEXT, SOUND, HIDDEN_TEXT, HIDDEN_SOUND = range(4)  # what follows the frame of a segment
 
@@ -29,19 +29,17 @@ class HiddenSpans(Objective, called=("MERLOT Reserve",)):
     texts or sounds of the micro-batch. `places`, `patches` and `segments` must have the model's values."""
 
     image_size: tuple[int, int]  # height, width
-    samples: int  # per segment
-    patches: int  # vectors per frame
-    segments: int  # vectors per sound
+    samples: Count  # per segment
+    patches: Count  # vectors per frame
+    segments: Count  # vectors per sound
     places: tuple[int, int, int, int] = (4, 5, 6, 7)  # token ids of a frame, a sound, a masked text, a masked sound
-    rate: int = 16000
-    hidden: float = 0.25
-    length: int = 16  # tokens per text
+    rate: Count = 16000
+    hidden: Chance = 0.25
+    length: Count = 16  # tokens per text
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
     def check(self) -> None:
-        at_least(self, 1, "samples", "patches", "segments", "rate", "length")
-        chance(self, "hidden")
         if min(self.image_size) < 1 or len(self.mean) != len(self.std) or len({*self.places}) < 4:
             raise ValueError("HiddenSpans needs an image_size, one mean and std per channel, and four different places")
 

@@ -29,7 +29,7 @@ from anyformer.objectives.objective import (
     scalars,
 )
 from anyformer.parts.head.classify import ClassifyModule
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Natural
 from anyformer.specs.messages import quote
 
 NUM_RANDOM = 8  # random numbers in [0, 1) that are drawn each time an image is seen
@@ -42,15 +42,13 @@ class Pictures(Objective):
     image_size: tuple[int, int]  # height, width
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # one value per channel
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
-    flip: float = 0.0
-    shift: int = 0
+    flip: Chance = 0.0
+    shift: Natural = 0
 
     def check(self) -> None:
         if min(self.image_size) < 1 or len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
             name = type(self).__name__
             raise ValueError(f"{name}: image_size must be positive, and mean and std must have 1 (grey) or 3 values")
-        at_least(self, 0, "shift")
-        chance(self, "flip")
 
     @property
     def images(self) -> Images:
@@ -128,13 +126,9 @@ class ClassifyImage(LabelledPictures):
 
     fewest: ClassVar[tuple[int, str]] = (2, "two labels")
 
-    smoothing: float = 0.0  # label smoothing
-    cut: float = 0.0  # probability of CutMix
-    erase: float = 0.0  # probability of random erasing
-
-    def check(self) -> None:
-        super().check()
-        chance(self, "smoothing", "cut", "erase")
+    smoothing: Chance = 0.0  # label smoothing
+    cut: Chance = 0.0  # probability of CutMix
+    erase: Chance = 0.0  # probability of random erasing
 
     @property
     def plain(self) -> Self:

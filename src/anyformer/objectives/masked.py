@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import array, text_of
 from anyformer.objectives.objective import PERPLEXITY, Batch, HeadInputs, Record, language_head, pad_rows, pad_texts
 from anyformer.objectives.vocabulary_info import VocabularyInfo, VocabularyObjective, is_one_of, mask_token
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count, NonNegative, Range
 
 
 class Masked(VocabularyObjective, called=("MLM", "masked language modelling", "masked language modeling", "cloze")):
@@ -30,18 +30,14 @@ class Masked(VocabularyObjective, called=("MLM", "masked language modelling", "m
     command: ClassVar[str] = "run fill-mask RUN TEXT"
     loss_metrics: ClassVar[tuple[str, ...]] = PERPLEXITY
 
-    rate: float = 0.15
-    mask: float = 0.8
-    random: float = 0.1
-    length: int | None = None
-    copies: int | None = None
+    rate: Chance = 0.15
+    mask: NonNegative = 0.8
+    random: NonNegative = 0.1
+    length: Annotated[int, Range(at_least=3)] | None = None
+    copies: Count | None = None
     whole_words: bool = False
 
     def check(self) -> None:
-        chance(self, "rate")
-        at_least(self, 0, "mask", "random")
-        at_least(self, 1, "copies")
-        at_least(self, 3, "length")
         if self.mask + self.random > 1 + 1e-9:
             raise ValueError(f"{type(self).__name__}: mask {self.mask} plus random {self.random} is more than 1")
         if self.length is None and (self.copies or self.whole_words):

@@ -12,7 +12,7 @@ from anyformer.models.base import TransformerModule
 from anyformer.objectives.images import Pictures
 from anyformer.objectives.objective import Batch, Record, head_of
 from anyformer.parts.head.image import PixelModule
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count
 
 
 class MaskedImage(Pictures, called=("SimMIM", "masked image modelling", "masked image modeling")):
@@ -20,12 +20,11 @@ class MaskedImage(Pictures, called=("SimMIM", "masked image modelling", "masked 
     `unit` x `unit` patches. The loss is the mean absolute error of the masked pixels."""
 
     patch_size: tuple[int, int]  # as in the model
-    unit: int = 1
+    unit: Count = 1
     share: float = 0.6
 
     def check(self) -> None:
         super().check()
-        at_least(self, 1, "unit")
         if any(side % (step * self.unit) for side, step in zip(self.image_size, self.patch_size, strict=True)):
             raise ValueError(f"MaskedImage: {self.unit} patches of {self.patch_size} do not divide {self.image_size}")
         if not 0 < self.share < 1:

@@ -14,18 +14,14 @@ from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import encode_pair, field
 from anyformer.objectives.images import Pictures
 from anyformer.objectives.objective import Batch, Record, model_inputs, pad_texts
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import TwoOrMore
 
 
 class Captioned(Pictures):
     """Columns "image" and "text", a text or a list of texts from which one is drawn each time. A text ends with the
     tokenizer's end token and is truncated to `length` tokens."""
 
-    length: int = 77
-
-    def check(self) -> None:
-        super().check()
-        at_least(self, 2, "length")
+    length: TwoOrMore = 77
 
     @property
     def truncates(self) -> int | None:

@@ -16,7 +16,7 @@ from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import array
 from anyformer.objectives.objective import PERPLEXITY, Batch, HeadInputs, Record, language_head, pad_rows, pad_texts
 from anyformer.objectives.vocabulary_info import VocabularyObjective, is_one_of
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count
 
 ROUND = 16  # the number of predicted tokens is rounded up to a multiple, so that a compiled step sees few sizes
 
@@ -29,10 +29,9 @@ class Permuted(VocabularyObjective, called=("PLM", "permutation language modelli
     loss_metrics: ClassVar[tuple[str, ...]] = PERPLEXITY
 
     rate: float = 1 / 6
-    longest: int = 5
+    longest: Count = 5
 
     def check(self) -> None:
-        at_least(self, 1, "longest")
         if not 0 < self.rate < 1:
             raise ValueError(f"Permuted.rate is {self.rate}; it must be between 0 and 1")
 

@@ -16,7 +16,7 @@ from anyformer.objectives.examples import field
 from anyformer.objectives.objective import Batch, Objective, Record, head_of, scalars
 from anyformer.parts.embedding.regression_pairs import KINDS, PairEmbedding
 from anyformer.parts.head.regression import PairModule
-from anyformer.specs.checks import at_least, positive
+from anyformer.specs.field_types import Count, NonNegative, Positive
 
 WAVES = 32  # per smooth function
 
@@ -27,15 +27,10 @@ class Regress(Objective, called=("in-context regression",)):
     `context` pairs before it. With `scale`, functions are smooth instead of linear: samples of a Gaussian process with
     covariance exp(-distance^2 / 2 scale^2), approximated by random Fourier features [Rahimi and Recht 2007]."""
 
-    width: int = 5
-    context: int = 40
-    noise: float = 0.5
-    scale: float | None = None
-
-    def check(self) -> None:
-        at_least(self, 1, "width", "context")
-        at_least(self, 0, "noise")
-        positive(self, "scale")
+    width: Count = 5
+    context: Count = 40
+    noise: NonNegative = 0.5
+    scale: Positive | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:

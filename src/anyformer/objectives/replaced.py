@@ -25,7 +25,7 @@ from anyformer.objectives.objective import (
     num_labels,
 )
 from anyformer.parts.head.losses import binary_loss
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import NonNegative
 
 
 class ReplacedTokens(Masked, called=("RTD", "replaced token detection")):
@@ -38,15 +38,11 @@ class ReplacedTokens(Masked, called=("RTD", "replaced token detection")):
     loss_metrics: ClassVar[tuple[str, ...]] = ()  # the loss has terms that are not per token
 
     generator: Model
-    weight: float = 50.0
-    mask: float = 0.85
-    random: float = 0.0
+    weight: NonNegative = 50.0
+    mask: NonNegative = 0.85
+    random: NonNegative = 0.0
     share: tuple[str, ...] = ("embedding.tokens.weight", "embedding.position.weight", "embedding.segments.weight")
     seed: int = 0
-
-    def check(self) -> None:
-        super().check()
-        at_least(self, 0, "weight")
 
     def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
         seen = super().vary(record, random)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from anyformer.objectives.objective import Batch, HeadInputs, Record, head_of, s
 from anyformer.objectives.vocabulary_info import VocabularyInfo
 from anyformer.parts.head.losses import class_loss
 from anyformer.parts.head.pretraining import PretrainingModule
+from anyformer.specs.field_types import Range
 
 FOLLOWS, RANDOM = 0, 1  # labels, as in published checkpoints
 
@@ -32,7 +33,7 @@ class MaskedAndNext(Masked, called=("NSP", "next sentence prediction")):
     command: ClassVar[str] = "run next-sentence RUN TEXT PAIR"
     loss_metrics: ClassVar[tuple[str, ...]] = ()  # the loss has terms that are not per token
 
-    length: int | None = 512
+    length: Annotated[int, Range(at_least=3)] | None = 512
     short: float = 0.1
     next_rate: float = 0.5
 

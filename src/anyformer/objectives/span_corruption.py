@@ -17,7 +17,7 @@ from anyformer.objectives.examples import add_ends
 from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
 from anyformer.objectives.vocabulary_info import VocabularyInfo, VocabularyObjective
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import OneOrMore
 
 
 class SpanCorruption(Rewrite, VocabularyObjective, called=("T5 pretraining",)):
@@ -25,11 +25,10 @@ class SpanCorruption(Rewrite, VocabularyObjective, called=("T5 pretraining",)):
     input, so that the corrupted text fills it."""
 
     rate: float = 0.15
-    mean: float = 3.0
+    mean: OneOrMore = 3.0
 
     def check(self) -> None:
         super().check()
-        at_least(self, 1, "mean")
         if not 0 < self.rate < 1:
             raise ValueError(f"SpanCorruption.rate is {self.rate}; it must be between 0 and 1")
 

@@ -12,7 +12,7 @@ from anyformer.objectives.examples import append_end, column_name, concatenate, 
 from anyformer.objectives.metrics import TEXTS, Metrics
 from anyformer.objectives.objective import LOSS_METRICS, Example, Predictions, Predictor, Record
 from anyformer.objectives.rewrite import Rewrite
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Chance, TwoOrMore
 from anyformer.specs.messages import quote
 
 
@@ -27,16 +27,12 @@ class Translate(Rewrite, called=("seq2seq", "summarize", "machine translation", 
     command: ClassVar[str] = "run translate RUN TEXT"
     loss_metrics: ClassVar[tuple[str, ...]] = LOSS_METRICS
 
-    smoothing: float = 0.1  # label smoothing
+    smoothing: Chance = 0.1  # label smoothing
     prefix: str = ""
     source_language: str = ""
     target_language: str = ""
-    length: int | None = None
-    target_length: int | None = None
-
-    def check(self) -> None:
-        super().check()
-        at_least(self, 2, "length", "target_length")
+    length: TwoOrMore | None = None
+    target_length: TwoOrMore | None = None
 
     @property
     def metrics(self) -> Metrics:

@@ -17,7 +17,7 @@ from anyformer.objectives.match import caption
 from anyformer.objectives.objective import Batch, Objective, Record, model_inputs, pad_rows, pad_texts
 from anyformer.objectives.recordings import read_samples
 from anyformer.parts.head.losses import Loss
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count, TwoOrMore
 
 
 class MatchVideo(Objective, called=("VATT", "MIL-NCE")):
@@ -26,16 +26,14 @@ class MatchVideo(Objective, called=("VATT", "MIL-NCE")):
     negatives are the other examples of the same micro-batch on the same device."""
 
     image_size: tuple[int, int]  # height, width
-    frames: int
-    rate: int = 16000
-    candidates: int = 1
-    length: int = 16  # tokens per text
+    frames: Count
+    rate: Count = 16000
+    candidates: Count = 1
+    length: TwoOrMore = 16  # tokens per text
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
     def check(self) -> None:
-        at_least(self, 1, "frames", "rate", "candidates")
-        at_least(self, 2, "length")
         if min(self.image_size) < 1 or len(self.mean) != len(self.std):
             raise ValueError("MatchVideo needs a positive image_size, and one mean and std per channel")
 

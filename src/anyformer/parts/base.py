@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import Kind
 from anyformer.specs.part import Part
+
+
+class PartModule(nn.Module):
+    """Base class of the modules of Parts: `class MLPModule(PartModule, of=MLP)` makes `MLP.build(site)` return
+    `MLPModule(part, site)`."""
+
+    def __init_subclass__(cls, of: type[Part] | tuple[type[Part], ...] = (), **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for kind in of if isinstance(of, tuple) else (of,):
+            kind.set_module(cls)
 
 
 class AbsolutePosition(Part):
@@ -96,7 +106,7 @@ class HasHeads(Protocol):
     def num_heads(self) -> int: ...
 
 
-class InputPosition(nn.Module):
+class InputPosition(PartModule):
     """The module of a position scheme that needs more than position numbers."""
 
     def add(self, x: Tensor, ctx: Context) -> Tensor:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.kernels.capture import can_read_values, graph_capture
+from anyformer.parts.base import PartModule
 
 
-class ComputesTensors(nn.Module):
+class ComputesTensors(PartModule):
     """A module with saved tensors whose values follow from the description."""
 
     def computed_tensors(self) -> dict[str, Callable[[], Tensor]]:

@@ -14,11 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.parts.base import PartModule
 from anyformer.parts.computed import Computed
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.residual import Residual
 from anyformer.runtime.inputs import check_shape
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count
 from anyformer.specs.part import Part, Site
 
 
@@ -32,7 +33,7 @@ class Condition:
         return self.vectors[layer if len(self.vectors) > 1 else 0]
 
 
-class Conditioned(nn.Module):
+class Conditioned(PartModule):
     """The module of a norm or residual that takes the condition as its last input."""
 
     def __init__(self, site: Site, outputs: int) -> None:
@@ -55,11 +56,8 @@ class AdaptiveNorm(Part, sees="itself", called=("adaLN", "adaLN-Zero", "FiLM", "
 
     norm: Norm = LayerNorm(eps=1e-6, affine=False)
 
-    def build(self, site: Site) -> nn.Module:
-        return AdaptiveNormModule(self, site)
 
-
-class AdaptiveNormModule(Conditioned):
+class AdaptiveNormModule(Conditioned, of=AdaptiveNorm):
     def __init__(self, part: AdaptiveNorm, site: Site) -> None:
         super().__init__(site, 2)
         self.norm = part.norm.build(site.child("norm"))
@@ -87,20 +85,16 @@ class StepAndLabel(Part, sees="itself", called=("timestep embedding", "label emb
     """The condition of a noisy image: cosines and sines of the noise step through two layers, plus a learned vector per
     label. One extra label means "no label": it is used for classifier-free guidance, and if no label is given."""
 
-    num_labels: int | None = None  # None: the condition is only the noise step
+    num_labels: Count | None = None  # None: the condition is only the noise step
     sines: int = 256  # total number of cosines and sines
     per_layer: bool = False  # one embedder per layer (as diffusers stores them) instead of one for all
 
     def check(self) -> None:
-        at_least(self, 1, "num_labels")
         if self.sines < 4 or self.sines % 2:
             raise ValueError(f"StepAndLabel.sines is {self.sines}; it must be even and at least 4")
 
-    def build(self, site: Site) -> nn.Module:
-        return ConditionModule(self, site)
 
-
-class ConditionModule(nn.Module):
+class ConditionModule(PartModule, of=StepAndLabel):
     def __init__(self, part: StepAndLabel, site: Site) -> None:
         super().__init__()
         self.part = part

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from anyformer.parts.base import Embedding
+from anyformer.parts.base import Embedding, PartModule
 from anyformer.parts.computed import Computed
 from anyformer.parts.condition import Condition, StepAndLabel
 from anyformer.parts.embedding.patches import PatchEmbedding, Size
@@ -22,7 +22,7 @@ from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import Kind
 from anyformer.runtime.state import State
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.part import Part, Site
 
 MAX_STEPS = 1_000_000  # a hostile file must not exhaust the memory
@@ -34,16 +34,14 @@ class NoiseSchedule(Part, sees="itself", called=("betas", "DDPM", "DDIM")):
     image is a squared cosine of the step [Nichol and Dhariwal 2021]."""
 
     curve: Literal["linear", "scaled_linear", "cosine"] = "linear"
-    steps: int = 1000
+    steps: Count = 1000
     start: float = 1e-4
     end: float = 0.02
     # sampling with fewer steps: evenly spaced, counted from the last step or from the first (plus `offset`)
     spacing: Literal["trailing", "leading"] = "trailing"
-    offset: int = 0
+    offset: Natural = 0
 
     def check(self) -> None:
-        at_least(self, 1, "steps")
-        at_least(self, 0, "offset")
         if self.steps > MAX_STEPS:
             raise ValueError(f"NoiseSchedule.steps is {self.steps}; it must be at most {MAX_STEPS:,}")
         if not 0 < self.start <= self.end < 1:
@@ -119,11 +117,8 @@ class NoisyEmbedding(Embedding, sees="all", called=("latent patches",)):
     def vectors(self, length: int) -> int:
         return self.image.vectors(length)
 
-    def build(self, site: Site) -> nn.Module:
-        return NoisyEmbeddingModule(self, site)
 
-
-class NoisyEmbeddingModule(nn.Module):
+class NoisyEmbeddingModule(PartModule, of=NoisyEmbedding):
     def __init__(self, part: NoisyEmbedding, site: Site) -> None:
         super().__init__()
         self.channels = part.channels
@@ -146,22 +141,16 @@ class NoiseHead(Head, called=("unpatchify",)):
 
     requires: ClassVar[tuple[str, ...]] = ("an image", "a grid")
 
-    out_channels: int
+    out_channels: Count
     patch_size: Size
     schedule: NoiseSchedule = NoiseSchedule()
 
-    def check(self) -> None:
-        at_least(self, 1, "out_channels")
 
-    def build(self, site: Site) -> nn.Module:
-        return NoiseModule(self, site.width)
-
-
-class NoiseModule(HeadModule):
-    def __init__(self, part: NoiseHead, width: int) -> None:
+class NoiseModule(HeadModule, of=NoiseHead):
+    def __init__(self, part: NoiseHead, site: Site) -> None:
         super().__init__()
         self.part = part
-        self.out = nn.Linear(width, math.prod(part.patch_size) * part.out_channels)
+        self.out = nn.Linear(site.width, math.prod(part.patch_size) * part.out_channels)
         self.alphas_cumprod = Computed(part.schedule.alphas_cumprod)
 
     def add_noise(self, picture: Tensor, noise: Tensor, step: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from anyformer.parts.base import HasDepth
 from anyformer.parts.computed import ComputesTensors
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import NonNegative
 from anyformer.specs.part import Part, walk
 
 
@@ -34,12 +34,9 @@ class Initializer(Part, sees="itself"):
 class Normal(Initializer, called=("Gaussian",)):
     """A normal distribution."""
 
-    std: float
+    std: NonNegative
     mean: float = 0.0
     residual: bool = False  # divide std by sqrt(2 depth), because 2 depth branches add their variances (GPT-2)
-
-    def check(self) -> None:
-        at_least(self, 0, "std")
 
     def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
         std = self.std / math.sqrt(2 * depth) if self.residual else self.std

@@ -65,11 +65,8 @@ class LanguageSpecific(
     def causal_alternative(self) -> str:
         return "LanguageSpecific(op=MLP(width=...), tokens=...)"
 
-    def build(self, site: Site) -> nn.Module:
-        return LanguageSpecificModule(self, site)
 
-
-class LanguageSpecificModule(PartlyUsed):
+class LanguageSpecificModule(PartlyUsed, of=LanguageSpecific):
     def __init__(self, part: LanguageSpecific, site: Site) -> None:
         super().__init__()
         self.address, N = site.address, len(part.tokens)

@@ -7,8 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from anyformer.parts.base import PartModule
 from anyformer.runtime.context import Context
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count
 from anyformer.specs.part import Part, Site
 
 
@@ -28,10 +29,9 @@ class LayerMix(Neck, sees="itself"):
 
     rest: Part | None = None
     tells: bool = False  # the model always returns hidden_states, even if they are not requested
-    count: int = 1  # number of averages, concatenated: one per decoder layer [Bapna et al. 2018]
+    count: Count = 1  # number of averages, concatenated: one per decoder layer [Bapna et al. 2018]
 
     def check(self) -> None:
-        at_least(self, 1, "count")
         if self.count > 1 and self.rest is not None:
             raise ValueError("LayerMix.rest takes a single average; set count=1")
 
@@ -42,11 +42,8 @@ class LayerMix(Neck, sees="itself"):
     def every_layer(self) -> bool:
         return True
 
-    def build(self, site: Site) -> nn.Module:
-        return LayerMixModule(self, site)
 
-
-class LayerMixModule(nn.Module):
+class LayerMixModule(PartModule, of=LayerMix):
     def __init__(self, part: LayerMix, site: Site) -> None:
         super().__init__()
         each = (part.count,) * (part.count > 1)

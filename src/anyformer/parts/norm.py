@@ -6,17 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.specs.checks import at_least
+from anyformer.parts.base import PartModule
+from anyformer.specs.field_types import NonNegative
 from anyformer.specs.part import Part, Site
 
 
 class Norm(Part):
     """Normalises the last dimension. The module does not know which vectors are padding."""
 
-    eps: float = 1e-5
-
-    def check(self) -> None:
-        at_least(self, 0, "eps")
+    eps: NonNegative = 1e-5
 
 
 class LayerNorm(Norm, sees="itself", called=("layer normalization", "LN")):
@@ -32,17 +30,14 @@ class LayerNorm(Norm, sees="itself", called=("layer normalization", "LN")):
 class RMSNorm(Norm, sees="itself"):
     """Divides each vector by its root mean square and applies a learned scale, in fp32 [Zhang and Sennrich 2019]."""
 
-    eps: float = 1e-6
-
-    def build(self, site: Site) -> nn.Module:
-        return RMSNormModule(site.width, self.eps)
+    eps: NonNegative = 1e-6
 
 
-class RMSNormModule(nn.Module):
-    def __init__(self, width: int, eps: float) -> None:
+class RMSNormModule(PartModule, of=RMSNorm):
+    def __init__(self, part: RMSNorm, site: Site) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(site.width))
+        self.eps = part.eps
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype == torch.float32:
@@ -54,16 +49,13 @@ class RMSNormModule(nn.Module):
 class ScaleNorm(Norm, sees="itself"):
     """Rescales every vector to one learned length [Nguyen and Salazar 2019]."""
 
-    def build(self, site: Site) -> nn.Module:
-        return ScaleNormModule(site.width, self.eps)
 
-
-class ScaleNormModule(nn.Module):
-    def __init__(self, width: int, eps: float) -> None:
+class ScaleNormModule(PartModule, of=ScaleNorm):
+    def __init__(self, part: ScaleNorm, site: Site) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.full((1,), width**0.5))
-        self.starts = {"weight": width**0.5}
-        self.eps = eps
+        self.weight = nn.Parameter(torch.full((1,), site.width**0.5))
+        self.starts = {"weight": site.width**0.5}
+        self.eps = part.eps
 
     def forward(self, x: Tensor) -> Tensor:
         return x * (self.weight / x.norm(dim=-1, keepdim=True).clamp(min=self.eps))
@@ -72,16 +64,13 @@ class ScaleNormModule(nn.Module):
 class UnitNorm(Norm, sees="itself", called=("L2 norm", "cosine attention")):
     """Rescales every vector to length 1; nothing is learned. Products of such queries and keys are cosines."""
 
-    eps: float = 1e-12
-
-    def build(self, site: Site) -> nn.Module:
-        return UnitNormModule(self.eps)
+    eps: NonNegative = 1e-12
 
 
-class UnitNormModule(nn.Module):
-    def __init__(self, eps: float) -> None:
+class UnitNormModule(PartModule, of=UnitNorm):
+    def __init__(self, part: UnitNorm, site: Site) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps = part.eps
 
     def forward(self, x: Tensor) -> Tensor:
         x32 = x.float() if x.element_size() < 4 else x  # eps is too small for half precision
@@ -116,24 +105,18 @@ class RowNorm(Part, sees="all", called=("GroupNorm",)):
     """Normalises with one mean and variance per row, then applies a scale and bias per channel [Wu and He 2018, with
     one group]. It needs the padding mask, so only some slots accept it."""
 
-    eps: float = 1e-5
-
-    def check(self) -> None:
-        at_least(self, 0, "eps")
+    eps: NonNegative = 1e-5
 
     @property
     def causal_alternative(self) -> str:
         return "LayerNorm()"
 
-    def build(self, site: Site) -> nn.Module:
-        return RowNormModule(site.width, self.eps)
 
-
-class RowNormModule(nn.Module):
-    def __init__(self, width: int, eps: float) -> None:
+class RowNormModule(PartModule, of=RowNorm):
+    def __init__(self, part: RowNorm, site: Site) -> None:
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
-        self.eps = eps
+        self.weight, self.bias = nn.Parameter(torch.ones(site.width)), nn.Parameter(torch.zeros(site.width))
+        self.eps = part.eps
 
     def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
         """x (B, T, D); `real` (B, T) is True for the vectors that count; None: all."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.base import PartModule
 from anyformer.specs.part import Part, Site
 
 
@@ -73,14 +74,11 @@ class Activated(Residual, sees="itself", called=("ResNet's sum",)):
 
     activation: Activation = "relu"
 
-    def build(self, site: Site) -> nn.Module:
-        return ActivatedModule(self.activation)
 
-
-class ActivatedModule(nn.Module):
-    def __init__(self, activation: Activation) -> None:
+class ActivatedModule(PartModule, of=Activated):
+    def __init__(self, part: Activated, site: Site) -> None:
         super().__init__()
-        self.activation = ACTIVATIONS[activation]
+        self.activation = ACTIVATIONS[part.activation]
 
     def forward(self, x: Tensor, branch: Tensor) -> Tensor:
         return self.activation(x + branch)
@@ -93,14 +91,11 @@ class ReZero(Residual, sees="itself"):
     def undoes(self) -> bool:
         return True
 
-    def build(self, site: Site) -> nn.Module:
-        return ReZeroModule()
 
-
-class ReZeroModule(nn.Module):
+class ReZeroModule(PartModule, of=ReZero):
     starts: ClassVar[dict[str, float]] = {"weight": 0.0}
 
-    def __init__(self) -> None:
+    def __init__(self, part: ReZero, site: Site) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(()))
 
@@ -119,14 +114,11 @@ class Fixup(Residual, sees="itself"):
     def undoes(self) -> bool:
         return True
 
-    def build(self, site: Site) -> nn.Module:
-        return FixupModule()
 
-
-class FixupModule(nn.Module):
+class FixupModule(PartModule, of=Fixup):
     starts: ClassVar[dict[str, float]] = {"weight": 1.0, "bias": 0.0}
 
-    def __init__(self) -> None:
+    def __init__(self, part: Fixup, site: Site) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(()))
         self.bias = nn.Parameter(torch.zeros(()))
@@ -147,15 +139,12 @@ class LayerScale(Residual, sees="itself", called=("CaiT",)):
     def undoes(self) -> bool:
         return True
 
-    def build(self, site: Site) -> nn.Module:
-        return LayerScaleModule(site.width, self.start)
 
-
-class LayerScaleModule(nn.Module):
-    def __init__(self, width: int, start: float) -> None:
+class LayerScaleModule(PartModule, of=LayerScale):
+    def __init__(self, part: LayerScale, site: Site) -> None:
         super().__init__()
-        self.starts = {"weight": start}
-        self.weight = nn.Parameter(torch.full((width,), start))
+        self.starts = {"weight": part.start}
+        self.weight = nn.Parameter(torch.full((site.width,), part.start))
 
     def forward(self, x: Tensor, branch: Tensor) -> Tensor:
         return x + self.weight * branch

@@ -147,7 +147,7 @@ def check_all(spec: Part) -> None:
     """Check every Part of a description, innermost first, as if the Parts were constructed now."""
     for address, part in reversed([*walk(spec)]):
         with errors_at(address, type(part)):
-            part.check()
+            part.check_fields()
 
 
 def _always(value: Any) -> Callable[[Any], Any]:

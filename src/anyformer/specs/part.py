@@ -1,6 +1,6 @@
 """Descriptions: frozen Parts and their dotted addresses.
 
-A Part describes one thing, and its `build` returns the torch module. Parts nest, and the dotted path of a Part in its
+A Part describes one thing, and its `build` returns its torch module. Parts nest, and the dotted path of a Part in its
 description is the dotted name of its module, so weights, overrides, hooks and error messages use the same addresses:
 
 >>> from anyformer.parts.norm import LayerNorm
@@ -24,6 +24,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal, Self, TypeVar, dataclass_transform
 
+from anyformer.specs.field_types import Range, check_ranges
 from anyformer.specs.frozen import Table as Table
 from anyformer.specs.frozen import freeze as freeze
 from anyformer.specs.frozen import is_flat as is_flat
@@ -111,14 +112,31 @@ class Part:
                 value = conform(given, hint, where)
             object.__setattr__(self, name, value)
         if not CHECKS_DEFERRED.get():
-            self.check()
+            self.check_fields()
+
+    def check_fields(self) -> None:
+        """Raise ValueError if a field is out of its range (see field_types.py) or contradicts another field."""
+        check_ranges(self)
+        self.check()
 
     def check(self) -> None:
         """Raise ValueError if fields contradict each other."""
 
     def build(self, site: Any) -> Any:
         """Build the torch module of this Part at a `Site` (width, layer, address)."""
-        raise TypeError(f"{type(self).__name__} has no module: it does not define `build`")
+        raise TypeError(f"{type(self).__name__} has no module: no PartModule is `of={type(self).__name__}`")
+
+    @classmethod
+    def set_module(cls, module: Callable[[Any, Any], Any]) -> None:
+        """Make `build` return `module(part, site)`. The class statement of a PartModule calls it."""
+        if "build" in vars(cls) and cls.build.__module__ != __name__:  # a module may be defined again in a notebook
+            raise TypeError(f"{cls.__name__} defines `build`, so no module can be `of={cls.__name__}`")
+
+        def build(self: Part, site: Any) -> Any:
+            return module(self, site)
+
+        cls.build = build  # type: ignore[method-assign]
+        cls.said = vars(cls).get("said")  # a new module needs a new `sees`
 
     @classmethod
     def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
@@ -338,6 +356,8 @@ def type_name(hint: Any) -> str:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " | ".join(map(type_name, inner))
+    if origin is typing.Annotated:
+        return f"{type_name(inner[0])} ({', '.join(str(limits) for limits in inner[1:] if isinstance(limits, Range))})"
     if origin is typing.Literal:
         return " | ".join(map(repr, inner))
     if inner:

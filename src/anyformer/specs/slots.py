@@ -18,9 +18,11 @@ from collections.abc import Iterator
 from importlib.metadata import entry_points
 from typing import Any
 
+from anyformer.specs.field_types import annotated_hints
 from anyformer.specs.messages import nearest, quote
-from anyformer.specs.part import ANY, Part, abstract, fits, hints, kinds_for, no_fit, slot_types, type_name
+from anyformer.specs.part import ANY, Part, abstract, fits, kinds_for, no_fit, slot_types, type_name
 
+NOT_CONTAINERS = (None, typing.Union, types.UnionType, typing.Annotated)
 GROUP = "anyformer.parts"  # entry point group of packages that define Parts
 
 _packages: list[str] = []  # packages whose modules define kinds
@@ -107,7 +109,7 @@ def wrong_kind(kind: str | None, slot: Any) -> str:
 def _containers(slot: Any) -> list[Any]:
     """Return the mapping and tuple types in a type."""
     options = (slot, *typing.get_args(slot))
-    return [option for option in options if typing.get_origin(option) not in (None, typing.Union, types.UnionType)]
+    return [option for option in options if typing.get_origin(option) not in NOT_CONTAINERS]
 
 
 def _below(slot: Any) -> Iterator[type[Part]]:
@@ -184,7 +186,7 @@ def _papers(text: str) -> str:
 def fields_of(kind: type[Part]) -> Iterator[dict[str, Any]]:
     """Yield each field's name, type, default and source comment, as text."""
     comments = dict(pair for base in reversed(kind.mro()) for pair in _comments(base))
-    for name, hint in hints(kind).items():
+    for name, hint in annotated_hints(kind).items():
         field = next(field for field in dataclasses.fields(kind) if field.name == name)
         default = None if field.default is dataclasses.MISSING else repr(field.default)
         yield {"name": name, "type": type_name(hint), "default": default, "about": comments.get(name, "")}

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
+from anyformer.parts.base import PartModule
 from anyformer.parts.computed import places
 from anyformer.parts.grid.merge import Down
 from anyformer.parts.norm import Norm
@@ -47,11 +48,8 @@ class Stages(Backbone, sees="all", called=("hierarchical vision transformer",)):
             width = down.out_width(width)
         return width
 
-    def build(self, site: Site) -> nn.Module:
-        return StagesModule(self, site)
 
-
-class StagesModule(nn.Module):
+class StagesModule(PartModule, of=Stages):
     stages: Any
 
     def __init__(self, part: Stages, site: Site) -> None:

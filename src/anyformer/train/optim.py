@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.kernels import hardware
-from anyformer.specs.checks import at_least, positive
+from anyformer.specs.field_types import Count, Natural, NonNegative, Positive
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Part
 from anyformer.train.parallel import full_tensor, group_by_mesh
@@ -26,12 +26,8 @@ Named = list[tuple[str, nn.Parameter]]  # (address, parameter)
 class Optimizer(Part):
     """An optimizer. `lr` is the highest learning rate; the schedule scales it at every step."""
 
-    lr: float = 1e-3
-    weight_decay: float = 0.0
-
-    def check(self) -> None:
-        positive(self, "lr")
-        at_least(self, 0, "weight_decay")
+    lr: Positive = 1e-3
+    weight_decay: NonNegative = 0.0
 
     def make(self, module: nn.Module) -> Optimizers:
         """Build the torch optimizers for all parameters that require a gradient."""
@@ -54,10 +50,10 @@ class Optimizer(Part):
 class AdamW(Optimizer, called=("Adam",)):
     """Adam with decoupled weight decay [Loshchilov and Hutter 2019]."""
 
-    lr: float = 3e-4
+    lr: Positive = 3e-4
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
-    weight_decay: float = 0.1
+    weight_decay: NonNegative = 0.1
 
     def check(self) -> None:
         super().check()
@@ -74,7 +70,7 @@ class Adafactor(Optimizer):
     """Adam with second moments factored into a row and a column [Shazeer and Stern 2018]. The rate is relative to the
     RMS of the weights, and updates are clipped to an RMS of `threshold`."""
 
-    lr: float = 1e-2
+    lr: Positive = 1e-2
     decay: float = -0.8  # the decay of the second moment is 1 - step^decay
     threshold: float = 1.0
 
@@ -88,9 +84,9 @@ class Muon(Optimizer):
     """Orthogonalized momentum for the matrices of the layers [Jordan et al. 2024], and AdamW for embeddings, heads and
     vectors. Updates are scaled so that one learning rate fits both [Liu et al. 2025]."""
 
-    lr: float = 3e-4
+    lr: Positive = 3e-4
     momentum: float = 0.95
-    weight_decay: float = 0.1
+    weight_decay: NonNegative = 0.1
     matrices: str = "*.layers.*"  # pattern of addresses whose matrices use Muon
     betas: tuple[float, float] = (0.9, 0.95)  # of AdamW
     eps: float = 1e-8
@@ -208,10 +204,7 @@ class Schedule(Part, called=("learning rate schedule", "learning rate scheduler"
     """The share of the highest learning rate at step n (from 0) of `steps`. It rises linearly over the first `warmup`
     steps; no step has rate 0."""
 
-    warmup: int = 0
-
-    def check(self) -> None:
-        at_least(self, 0, "warmup")
+    warmup: Natural = 0
 
     def factor(self, n: int, steps: int) -> float:
         if n < self.warmup:
@@ -248,12 +241,11 @@ class Cosine(Schedule):
     `over` steps; constant after that."""
 
     floor: float = 0.0
-    over: int | None = None
+    over: Count | None = None
 
     def check(self) -> None:
         super().check()
         _check_share(self, "floor")
-        at_least(self, 1, "over")
 
     def factor(self, n: int, steps: int) -> float:
         return super().factor(n, self.over or steps)
@@ -266,13 +258,12 @@ class WSD(Schedule, called=("warmup-stable-decay",)):
     """Warmup, stable, decay: constant until the last `decay` steps [Hu et al. 2024]. Shape `sqrt` is
     1 - sqrt(completed share of the decay) [Hagele et al. 2024]."""
 
-    decay: int
+    decay: Count
     floor: float = 0.0
     shape: Literal["linear", "cosine", "sqrt"] = "sqrt"
 
     def check(self) -> None:
         super().check()
-        at_least(self, 1, "decay")
         _check_share(self, "floor")
 
     def after_warmup(self, n: int, steps: int) -> float:
@@ -285,11 +276,8 @@ class Noam(Schedule, called=("inverse square root",)):
     """width^-1/2 min(n^-1/2, n warmup^-3/2), n from 1 [Vaswani et al. 2017]: the highest rate is
     lr / sqrt(width warmup), so that lr 1 is the paper's."""
 
-    warmup: int = 4000
-    width: int
-
-    def check(self) -> None:
-        at_least(self, 1, "warmup", "width")
+    warmup: Count = 4000
+    width: Count
 
     def factor(self, n: int, steps: int) -> float:
         return self.width**-0.5 * min((n + 1) ** -0.5, (n + 1) * self.warmup**-1.5)

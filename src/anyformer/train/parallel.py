@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from anyformer.kernels import hardware
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count
 from anyformer.specs.part import Part
 from anyformer.stacks.stack import StackModule
 from anyformer.weights import manifest
@@ -37,13 +37,12 @@ class Mesh(Part, called=("DDP", "FSDP", "tensor parallel", "expert parallel", "d
     With `expert`, that many processes keep different experts and exchange tokens [Lepikhin et al. 2020]; the other
     parameters are sharded over shard x expert processes."""
 
-    replicate: int | None = None
-    shard: int = 1
-    tensor: int = 1
-    expert: int = 1
+    replicate: Count | None = None
+    shard: Count = 1
+    tensor: Count = 1
+    expert: Count = 1
 
     def check(self) -> None:
-        at_least(self, 1, "replicate", "shard", "tensor", "expert")
         if self.tensor > 1 and self.expert > 1:
             raise ValueError("mesh.tensor splits the experts too; set mesh.tensor or mesh.expert to 1")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import anyformer.objectives
 from anyformer.checkpoint import read_spec, spec, weights_folder
@@ -17,8 +17,8 @@ from anyformer.families import names
 from anyformer.families.base.layouts import find_layout
 from anyformer.models import Model
 from anyformer.objectives.objective import Objective
-from anyformer.specs.checks import at_least, at_most, chance
 from anyformer.specs.codec import encode, from_json, override
+from anyformer.specs.field_types import Chance, Count, Natural, Range
 from anyformer.specs.messages import nearest
 from anyformer.specs.part import Part
 from anyformer.specs.slots import kinds
@@ -42,14 +42,14 @@ class Pretrained(Part):
     labels: tuple[str, ...] = ()
 
 
+TokenCount = Annotated[int, Range(at_least=1, at_most=2**32)]
+
+
 class Begin(Part):
     """The first `steps` of a run use texts of at most `length` tokens, which is cheaper [Devlin et al. 2019]."""
 
-    steps: int
-    length: int
-
-    def check(self) -> None:
-        at_least(self, 1, "steps", "length")
+    steps: Count
+    length: Count
 
 
 class Batch(Part):
@@ -57,16 +57,13 @@ class Batch(Part):
     examples of similar length with about that many tokens in total. `micro` is the number of examples (or tokens) per
     forward pass; gradients are accumulated."""
 
-    examples: int | None = None
-    tokens: int | None = None
-    micro: int | None = None
-    length: int | None = None  # tokens of a packed row or the longest record; default: the model's limit
+    examples: Annotated[int, Range(at_least=1, at_most=2**24)] | None = None
+    tokens: TokenCount | None = None
+    micro: TokenCount | None = None
+    length: TokenCount | None = None  # tokens of a packed row or the longest record; default: the model's limit
     begin: Begin | None = None
 
     def check(self) -> None:
-        at_least(self, 1, "examples", "tokens", "micro", "length")
-        at_most(self, 2**24, "examples")
-        at_most(self, 2**32, "tokens", "micro", "length")
         if (self.examples is None) == (self.tokens is None):
             raise ValueError("Batch: give either examples or tokens")
         if self.begin is not None and self.length is not None and self.begin.length > self.length:
@@ -76,27 +73,21 @@ class Batch(Part):
 class Evaluate(Part):
     """Evaluation on the validation split every `every` steps: the objective's loss and `metrics`."""
 
-    every: int = 500
-    batches: int | None = None  # at most; default: all
+    every: Count = 500
+    batches: Count | None = None  # at most; default: all
     metrics: tuple[str, ...] = ()  # "accuracy", "bleu", ...: depend on the objective, see evaluate/metrics.py
-    num_beams: int = 1  # for metrics that need generated text
-    patience: int | None = 5  # early stopping: evaluations without improvement before training ends; null: never
+    num_beams: Count = 1  # for metrics that need generated text
+    patience: Count | None = 5  # early stopping: evaluations without improvement before training ends; null: never
     best: str = "loss"  # the score that must improve: the loss or one of the metrics
     sample: str | None = None  # a prompt to continue at each evaluation
-
-    def check(self) -> None:
-        at_least(self, 1, "every", "batches", "num_beams", "patience")
 
 
 class Keep(Part):
     """Checkpoints every `every` steps; the last `last` and the best by validation are kept."""
 
-    every: int = 1000
-    last: int = 2
+    every: Count = 1000
+    last: Count = 2
     best: bool = True  # the run's model is the best checkpoint; false: the newest
-
-    def check(self) -> None:
-        at_least(self, 1, "every", "last")
 
 
 class Run(Part):
@@ -110,10 +101,10 @@ class Run(Part):
     optimizer: Optimizer = AdamW()
     schedule: Schedule = Constant()
     batch: Batch
-    steps: int
+    steps: Count
     precision: Literal["fp32", "bf16", "bf16-stream", "fp16"] = "fp32"  # mixed; bf16-stream: also the residual stream
     clip: float | None = 1.0  # gradient clipping: the maximum norm over all parameters
-    ema: float | None = None  # decay of an exponential moving average of the weights, which is evaluated and saved
+    ema: Chance | None = None  # decay of an exponential moving average of the weights, which is evaluated and saved
     recompute: tuple[str, ...] = ()  # gradient checkpointing: addresses whose activations are recomputed
     compile: bool | Literal["whole"] = False  # true: block by block; whole: one graph, which takes longer to compile
     record: bool | None = None  # capture each step in a CUDA graph; null: on one GPU if it helps, see record.py
@@ -122,12 +113,9 @@ class Run(Part):
     mesh: Mesh = Mesh()
     evaluate: Evaluate = Evaluate()
     keep: Keep = Keep()
-    seed: int = 0
+    seed: Natural = 0
 
     def check(self) -> None:
-        at_least(self, 1, "steps")
-        at_least(self, 0, "seed")
-        chance(self, "ema")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"Run.clip: {self.clip} must be above 0")
 

@@ -6,10 +6,11 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from anyformer.specs.codec import FORMAT, encode
-from anyformer.specs.part import Part, Table, hints, kinds_for, slot_types
+from anyformer.specs.field_types import annotated_hints
+from anyformer.specs.part import Part, Table, kinds_for, slot_types
 from anyformer.specs.slots import ANY, fields_of, needs_kind, only_kind, slots_of
 from anyformer.train.run import Run, every_kind
 
@@ -47,7 +48,7 @@ def object_schema(kind: type[Part], defined: dict[str, Any]) -> dict[str, Any]:
     properties: dict[str, Any] = {"kind": {"const": kind.__name__}}
     required: list[str] = []
     for field in dataclasses.fields(kind):
-        entry = properties[field.name] = value_schema(hints(kind)[field.name], defined)
+        entry = properties[field.name] = value_schema(annotated_hints(kind)[field.name], defined)
         if about[field.name]:
             entry["description"] = about[field.name]
         if field.default is not dataclasses.MISSING:
@@ -69,6 +70,8 @@ def value_schema(hint: Any, defined: dict[str, Any]) -> dict[str, Any]:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return {}
+    if origin is Annotated:  # a number with a range
+        return {**value_schema(inner[0], defined), **inner[1].schema()}
     if origin is Literal:
         return {"enum": [*inner]}
     if needs_kind(hint):

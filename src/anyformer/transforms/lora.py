@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from anyformer.models import TransformerModule
 from anyformer.parts.fused_linear import WithAddedWeights
 from anyformer.parts.init import Kaiming, Value, initialise
-from anyformer.specs.checks import at_least, chance, positive
+from anyformer.specs.field_types import Chance, Count, Positive
 from anyformer.specs.messages import nearest, quote
 from anyformer.specs.part import Part
 from anyformer.transforms.fuse import unfuse
@@ -37,17 +37,14 @@ STARTS = {"*.lora_a": Kaiming(gain=1 / math.sqrt(3), normal=False), "*.lora_b": 
 class LoRA(Part, called=("low-rank adaptation",)):
     """Low-rank adapters of linear layers [Hu et al. 2021]. All other parameters are frozen, except those in `also`."""
 
-    rank: int = 8
-    alpha: float = 16.0  # the update is multiplied by alpha / rank
-    dropout: float = 0.0  # of an adapter's input
+    rank: Count = 8
+    alpha: Positive = 16.0  # the update is multiplied by alpha / rank
+    dropout: Chance = 0.0  # of an adapter's input
     targets: tuple[str, ...] = ("*.q", "*.v")  # patterns of addresses of linear layers
     also: tuple[str, ...] = ()  # patterns of parameters that are trained without an adapter
     fresh: bool = True  # also train parameters that were not in the checkpoint (a new head)
 
     def check(self) -> None:
-        at_least(self, 1, "rank")
-        positive(self, "alpha")
-        chance(self, "dropout")
         if not self.targets:
             raise ValueError("LoRA.targets is empty; name linear layers, such as '*.q'")
 

@@ -32,7 +32,7 @@ from anyformer.parts.position.bias import HeadwisePosition, rotate_and_tap
 from anyformer.runtime.context import Context
 from anyformer.runtime.stores import PerMemory, PerToken
 from anyformer.runtime.taps import MIXER, TapNames
-from anyformer.specs.checks import at_least, chance, positive
+from anyformer.specs.field_types import Chance, Count, Positive
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Sees, Site, farthest
 
@@ -56,25 +56,22 @@ class Attention(
 ):
     """Scaled dot-product attention in several heads: softmax(q k^T / sqrt(K)) v [Vaswani et al. 2017]."""
 
-    num_heads: int
-    num_kv_heads: int | None = None  # fewer: grouped-query [Ainslie et al. 2023]; 1: multi-query [Shazeer 2019]
-    head_width: int | None = None  # default: width / num_heads
-    value_width: int | None = None  # width of a head's values; default: head_width
+    num_heads: Count
+    num_kv_heads: Count | None = None  # fewer: grouped-query [Ainslie et al. 2023]; 1: multi-query [Shazeer 2019]
+    head_width: Count | None = None  # default: width / num_heads
+    value_width: Count | None = None  # width of a head's values; default: head_width
     bias: str = "qkvo"  # projections that have a bias
     mask: Mask = FULL
     position: AttentionPosition | None = None
-    scale: float | None = None  # factor of the scores; default: 1 / sqrt(head_width)
+    scale: Positive | None = None  # factor of the scores; default: 1 / sqrt(head_width)
     scores: tuple[ScoreChange, ...] = ()  # changes of the scores, in order
     normalizer: Normalizer = SOFTMAX  # of the scores
     qk_norm: Norm | None = None  # norm of each head's queries and keys
-    dropout: float = 0.0  # on the attention weights
+    dropout: Chance = 0.0  # on the attention weights
     memory: bool = False  # cross-attention: keys and values are computed from the memory
-    memory_width: int | None = None  # default: the model's width
+    memory_width: Count | None = None  # default: the model's width
 
     def check(self) -> None:
-        at_least(self, 1, "num_heads", "num_kv_heads", "head_width", "value_width", "memory_width")
-        positive(self, "scale")
-        chance(self, "dropout")
         if self.num_heads % (self.num_kv_heads or self.num_heads):
             raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         if sum(isinstance(change, HeadMixing) for change in self.scores) > 1:
@@ -121,11 +118,8 @@ class Attention(
             data["normalizer"] = {"kind": data["normalizer"].capitalize()}
         return data
 
-    def build(self, site: Site) -> nn.Module:
-        return AttentionModule(self, site)
 
-
-class AttentionModule(InHeads):
+class AttentionModule(InHeads, of=Attention):
     hint: ClassVar[str] = "; set head_width"
 
     def __init__(self, part: Attention, site: Site) -> None:

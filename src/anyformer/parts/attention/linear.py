@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.attention import EVERYTHING, Plan, attend
+from anyformer.parts.base import PartModule
 from anyformer.parts.init import Initializer, Normal
 from anyformer.parts.mask import FULL, Causal, Full, Mask
 from anyformer.parts.op import InHeads, Op
@@ -21,7 +22,7 @@ from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context
 from anyformer.runtime.stores import PerRow
 from anyformer.runtime.taps import MIXER, TapNames, convert_listener
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count
 from anyformer.specs.messages import quote
 from anyformer.specs.part import LayerSharing, Part, Site
 
@@ -31,11 +32,10 @@ CHUNK = 128
 class Projections(Op):
     """A mixer with query, key, value and output projections, named as in Attention."""
 
-    num_heads: int
+    num_heads: Count
     bias: str = "qkvo"  # projections that have a bias
 
     def check(self) -> None:
-        at_least(self, 1, "num_heads")
         if set(self.bias) - set("qkvo"):
             raise ValueError(f"{type(self).__name__}.bias is {quote(self.bias)}; use only letters of 'qkvo'")
 
@@ -62,16 +62,11 @@ class LinformerAttention(Projections, sees="all", called=("Linformer", "low-rank
     separate per head ("none") or per layer ("headwise"), or E = F per layer ("key_value") or for all ("layerwise").
     A shorter text uses the first columns. If E and F are identity matrices, this is plain attention."""
 
-    length: int  # maximum length of a text
-    projected: int  # k, number of projected keys
+    length: Count  # maximum length of a text
+    projected: Count  # k, number of projected keys
     sharing: Literal["none", "headwise", "key_value", "layerwise"] = "headwise"  # which E and F are the same
-    dropout: float = 0.0  # on the attention weights
+    dropout: Chance = 0.0  # on the attention weights
     packs: ClassVar[bool] = False
-
-    def check(self) -> None:
-        super().check()
-        at_least(self, 1, "length", "projected")
-        chance(self, "dropout")
 
     @property
     def layer_sharing(self) -> LayerSharing | None:
@@ -81,11 +76,8 @@ class LinformerAttention(Projections, sees="all", called=("Linformer", "low-rank
     def causal_alternative(self) -> str:
         return f"LinearAttention(num_heads={self.num_heads}, mask=Causal())"
 
-    def build(self, site: Site) -> nn.Module:
-        return LinformerModule(self, site)
 
-
-class LinformerModule(ProjectionsModule):
+class LinformerModule(ProjectionsModule, of=LinformerAttention):
     def __init__(self, part: LinformerAttention, site: Site) -> None:
         super().__init__(part, site)
         self.part = part
@@ -171,16 +163,10 @@ class SoftmaxFeatures(Features, sees="itself", called=("FAVOR", "random features
     """exp(w x - |x|^2 / 2) for `count` random vectors w. The mean of their products over many w is exp(q k), the kernel
     of softmax [Choromanski et al. 2021]. The w are orthogonal to each other, drawn with the weights and saved."""
 
-    count: int = 256
-
-    def check(self) -> None:
-        at_least(self, 1, "count")
+    count: Count = 256
 
     def width(self, head_width: int) -> int:
         return self.count
-
-    def build(self, site: Site) -> nn.Module:
-        return SoftmaxFeaturesModule(self.count, site.width)
 
 
 class OrthogonalRows(Initializer):
@@ -200,15 +186,15 @@ class OrthogonalRows(Initializer):
         tensor.copy_(blocks[:count] * draw(count, width).norm(dim=1, keepdim=True))
 
 
-class SoftmaxFeaturesModule(nn.Module):
+class SoftmaxFeaturesModule(PartModule, of=SoftmaxFeatures):
     starts: ClassVar[dict[str, Any]] = {"weight": OrthogonalRows()}
     exact: ClassVar[tuple[str, ...]] = ("weight",)  # fp32, whatever the model's dtype
     weight: Tensor
 
-    def __init__(self, count: int, head_width: int) -> None:
+    def __init__(self, part: SoftmaxFeatures, site: Site) -> None:
         super().__init__()
-        self.register_buffer("weight", torch.empty(count, head_width))
-        self.scale = head_width**-0.25  # for queries and keys: together 1 / sqrt(K)
+        self.register_buffer("weight", torch.empty(part.count, site.width))
+        self.scale = site.width**-0.25  # for queries and keys: together 1 / sqrt(K)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         x = x * self.scale
@@ -222,29 +208,23 @@ class RandomFeatures(Features, sees="itself", called=("RFA features", "Fourier f
     have the mean exp(q k) up to a factor ("gaussian"), or relu(w x) ("arccos") [Peng et al. 2021]. The w are drawn with
     the weights and saved; in the paper every training pass draws new ones."""
 
-    count: int = 64
+    count: Count = 64
     kernel: Literal["gaussian", "arccos"] = "gaussian"
-
-    def check(self) -> None:
-        at_least(self, 1, "count")
 
     def width(self, head_width: int) -> int:
         return 2 * self.count if self.kernel == "gaussian" else self.count
 
-    def build(self, site: Site) -> nn.Module:
-        return RandomFeaturesModule(self, site.width)
 
-
-class RandomFeaturesModule(nn.Module):
+class RandomFeaturesModule(PartModule, of=RandomFeatures):
     starts: ClassVar[dict[str, Any]] = {"weight": Normal(std=1.0), "scale": 1.0}
     exact: ClassVar[tuple[str, ...]] = ("weight",)
     weight: Tensor
 
-    def __init__(self, part: RandomFeatures, head_width: int) -> None:
+    def __init__(self, part: RandomFeatures, site: Site) -> None:
         super().__init__()
         self.part = part
-        self.register_buffer("weight", torch.empty(part.count, head_width))
-        self.scale = nn.Parameter(torch.empty(head_width))
+        self.register_buffer("weight", torch.empty(part.count, site.width))
+        self.scale = nn.Parameter(torch.empty(site.width))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         angle = torch.matmul(F.normalize(x, dim=-1), (self.weight.to(x.dtype) * self.scale.to(x.dtype)).t())
@@ -280,11 +260,8 @@ class LinearAttention(
         if not isinstance(self.mask, (Full, Causal)):
             raise ValueError(f"LinearAttention.mask is {quote(self.mask)}; it must be Full() or Causal()")
 
-    def build(self, site: Site) -> nn.Module:
-        return LinearAttentionModule(self, site)
 
-
-class LinearAttentionModule(ProjectionsModule):
+class LinearAttentionModule(ProjectionsModule, of=LinearAttention):
     def __init__(self, part: LinearAttention, site: Site) -> None:
         super().__init__(part, site)
         self.part, self.causal, self.mask_key = part, isinstance(part.mask, Causal), f"these, {part.mask!r}"

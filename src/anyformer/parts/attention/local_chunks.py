@@ -40,11 +40,8 @@ class ChunkAttention(InChunks, sees="past", called=("block-local attention", "Re
     def causal_alternative(self) -> str:
         return repr(self.replace(causal=True, ring=False, multiple=None))
 
-    def build(self, site: Site) -> nn.Module:
-        return ChunkAttentionModule(self, site)
 
-
-class ChunkAttentionModule(BucketsModule):
+class ChunkAttentionModule(BucketsModule, of=ChunkAttention):
     tapped: ClassVar[TapNames] = MIXER
     own_bucket, rounds, buckets = False, 1, 1  # all tokens in one bucket
 

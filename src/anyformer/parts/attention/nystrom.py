@@ -16,7 +16,7 @@ from anyformer.parts.mask import FULL
 from anyformer.parts.op import InHeads, Op
 from anyformer.runtime.context import Context
 from anyformer.runtime.taps import MIXER, TapNames
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count
 from anyformer.specs.part import Site
 
 
@@ -24,14 +24,13 @@ class NystromAttention(Op, sees="all", called=("Nystromformer", "landmark attent
     """Approximates attention through landmarks, the means of `landmarks` equal segments of a text. Pads count, so every
     text must have `length` tokens. If `landmarks` equals `length`, this is plain attention for texts of any length."""
 
-    num_heads: int
-    length: int
-    landmarks: int
-    taps: int | None = None  # size (odd) of a depthwise convolution of the values that is added to the result
-    rounds: int = 6  # iterations that approximate the inverse
+    num_heads: Count
+    length: Count
+    landmarks: Count
+    taps: Count | None = None  # size (odd) of a depthwise convolution of the values that is added to the result
+    rounds: Count = 6  # iterations that approximate the inverse
 
     def check(self) -> None:
-        at_least(self, 1, "num_heads", "length", "landmarks", "taps", "rounds")
         if self.length % self.landmarks:
             raise ValueError(f"NystromAttention.length is {self.length}; use a multiple of landmarks, {self.landmarks}")
         if self.taps is not None and self.taps % 2 == 0:
@@ -41,11 +40,8 @@ class NystromAttention(Op, sees="all", called=("Nystromformer", "landmark attent
     def causal_alternative(self) -> str:
         return f"LinearAttention(num_heads={self.num_heads}, mask=Causal())"
 
-    def build(self, site: Site) -> nn.Module:
-        return NystromAttentionModule(self, site)
 
-
-class NystromAttentionModule(InHeads):
+class NystromAttentionModule(InHeads, of=NystromAttention):
     tapped: ClassVar[TapNames] = {**MIXER, "conv": None}
 
     def __init__(self, part: NystromAttention, site: Site) -> None:

@@ -17,7 +17,7 @@ from anyformer.parts.attention.set_transformer import NO_DECODING, NO_PACKING
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context
 from anyformer.runtime.taps import MIXER, TapNames
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count
 from anyformer.specs.part import Site
 
 
@@ -28,16 +28,14 @@ class PoolingAttention(Projections, sees="all", called=("Poolingformer", "two-le
 
     packs: ClassVar[bool] = False
 
-    window: int
-    far: int
-    kernel: int = 5
-    stride: int = 4
-    dropout: float = 0.0  # on the weights of both levels
+    window: Count
+    far: Count
+    kernel: Count = 5
+    stride: Count = 4
+    dropout: Chance = 0.0  # on the weights of both levels
 
     def check(self) -> None:
         super().check()
-        at_least(self, 1, "window", "far", "kernel", "stride")
-        chance(self, "dropout")
         if self.stride > self.kernel:
             raise ValueError(f"PoolingAttention.stride is {self.stride}; it must be at most kernel, {self.kernel}")
 
@@ -45,11 +43,8 @@ class PoolingAttention(Projections, sees="all", called=("Poolingformer", "two-le
     def causal_alternative(self) -> str:
         return f"CompressedAttention(num_heads={self.num_heads})"
 
-    def build(self, site: Site) -> nn.Module:
-        return PoolingAttentionModule(self, site)
 
-
-class PoolingAttentionModule(ProjectionsModule):
+class PoolingAttentionModule(ProjectionsModule, of=PoolingAttention):
     tapped: ClassVar[TapNames] = {**MIXER, "far_weights": None}
 
     def __init__(self, part: PoolingAttention, site: Site) -> None:

@@ -16,7 +16,7 @@ from anyformer.parts.init import Normal
 from anyformer.parts.op import Op
 from anyformer.runtime.context import Context
 from anyformer.runtime.taps import MIXER, Listener, TapNames
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count
 from anyformer.specs.part import Sees, Site
 
 
@@ -28,17 +28,15 @@ class RoutingAttention(Op, sees="past", called=("Routing Transformer", "k-means 
     Which tokens a cluster selects depends on all tokens. Therefore `causal` works differently: queries are keys, and a
     token sees itself and the `window` tokens before it in its nearest cluster."""
 
-    num_heads: int
-    clusters: int = 16  # clusters per head
-    window: int = 64  # tokens that a token sees per cluster
+    num_heads: Count
+    clusters: Count = 16  # clusters per head
+    window: Count = 64  # tokens that a token sees per cluster
     decay: float = 0.999  # share of a centre that a training step keeps; the rest is the mean of its nearest tokens
     causal: bool = False  # see only earlier tokens
     bias: bool = False  # bias of the projections
-    dropout: float = 0.0  # on the attention weights
+    dropout: Chance = 0.0  # on the attention weights
 
     def check(self) -> None:
-        at_least(self, 1, "num_heads", "clusters", "window")
-        chance(self, "dropout")
         if not 0 <= self.decay <= 1:
             raise ValueError(f"RoutingAttention.decay is {self.decay}; it must be in [0, 1]")
 
@@ -49,11 +47,8 @@ class RoutingAttention(Op, sees="past", called=("Routing Transformer", "k-means 
     def causal_alternative(self) -> str:
         return repr(self.replace(causal=True))
 
-    def build(self, site: Site) -> nn.Module:
-        return RoutingAttentionModule(self, site)
 
-
-class RoutingAttentionModule(BucketsModule):
+class RoutingAttentionModule(BucketsModule, of=RoutingAttention):
     starts: ClassVar[dict[str, Any]] = {"centres": Normal(std=1.0), "moves": 0.0}
     exact: ClassVar[tuple[str, ...]] = ("centres", "moves")  # fp32, whatever the model's dtype
     hint: ClassVar[str] = ""

@@ -16,7 +16,7 @@ from anyformer.parts.attention.linear import Projections, ProjectionsModule
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context
 from anyformer.runtime.taps import MIXER, TapNames
-from anyformer.specs.checks import at_least, chance, positive
+from anyformer.specs.field_types import Chance, Count, Positive
 from anyformer.specs.part import Site
 
 
@@ -26,27 +26,18 @@ class SinkhornAttention(Projections, sees="all", called=("sorted blocks",)):
     token. A query attends to its own block and to the mixed block in one softmax. A shorter text uses the first
     columns, and missing tokens of its last block count as 0. With a single block this is plain attention."""
 
-    length: int  # maximum length of a text
-    block: int = 64  # b, tokens per block
-    rounds: int = 5  # of Sinkhorn normalisation
-    temperature: float = 0.75  # divides the sorting scores, which have Gumbel noise in training
-    dropout: float = 0.0  # on the attention weights
-
-    def check(self) -> None:
-        super().check()
-        at_least(self, 1, "length", "block", "rounds")
-        positive(self, "temperature")
-        chance(self, "dropout")
+    length: Count  # maximum length of a text
+    block: Count = 64  # b, tokens per block
+    rounds: Count = 5  # of Sinkhorn normalisation
+    temperature: Positive = 0.75  # divides the sorting scores, which have Gumbel noise in training
+    dropout: Chance = 0.0  # on the attention weights
 
     @property
     def causal_alternative(self) -> str:
         return f"BlockAttention(num_heads={self.num_heads}, size={self.block})"
 
-    def build(self, site: Site) -> nn.Module:
-        return SinkhornModule(self, site)
 
-
-class SinkhornModule(ProjectionsModule):
+class SinkhornModule(ProjectionsModule, of=SinkhornAttention):
     tapped: ClassVar[TapNames] = {**MIXER, "order": None}
 
     def __init__(self, part: SinkhornAttention, site: Site) -> None:

@@ -20,7 +20,7 @@ from anyformer.parts.op import InHeads, Op
 from anyformer.runtime.context import Context
 from anyformer.runtime.stores import PerToken
 from anyformer.runtime.taps import MIXER, TapNames
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Site
 
@@ -31,19 +31,17 @@ class Synthesizer(Op, sees="past", called=("dense synthesizer", "random synthesi
     position ("factorized"). Products of queries and keys are added to the scores ("plus") or mixed with them by a
     learned share ("alpha"). A text has at most `length` tokens."""
 
-    num_heads: int
-    length: int
-    head_width: int | None = None  # default: width / num_heads
+    num_heads: Count
+    length: Count
+    head_width: Count | None = None  # default: width / num_heads
     scores: Literal["dense", "random", "factorized"] = "dense"
     products: Literal["none", "plus", "alpha"] = "none"
-    rank: int = 16
+    rank: Count = 16
     bias: str = "qkvo"  # projections that have a bias
     mask: Mask = FULL
-    dropout: float = 0.0  # on the attention weights
+    dropout: Chance = 0.0  # on the attention weights
 
     def check(self) -> None:
-        at_least(self, 1, "num_heads", "length", "rank", "head_width")
-        chance(self, "dropout")
         if set(self.bias) - set("qkvo"):
             raise ValueError(f"Synthesizer.bias is {quote(self.bias)}; use only letters of 'qkvo'")
 
@@ -51,11 +49,8 @@ class Synthesizer(Op, sees="past", called=("dense synthesizer", "random synthesi
     def bias_heads(self) -> int | None:
         return self.num_heads
 
-    def build(self, site: Site) -> nn.Module:
-        return SynthesizerModule(self, site)
 
-
-class SynthesizerModule(InHeads):
+class SynthesizerModule(InHeads, of=Synthesizer):
     def __init__(self, part: Synthesizer, site: Site) -> None:
         super().__init__(site, part.num_heads, part.head_width)
         self.part, self.mask_key = part, repr(part.mask)

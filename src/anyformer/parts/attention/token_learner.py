@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.attention.set_transformer import NO_DECODING, NO_PACKING
+from anyformer.parts.base import PartModule
 from anyformer.parts.op import Op
 from anyformer.runtime.context import Context
 from anyformer.runtime.taps import TapNames
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count
 from anyformer.specs.part import Site
 
 
@@ -27,12 +28,11 @@ class TokenLearner(Op, sees="all", called=("token learner and fuser", "TokenFuse
 
     packs: ClassVar[bool] = False
 
-    tokens: int = 8  # number of sums
-    width: int | None = None  # width of the MLP; default: half of the model's width
+    tokens: Count = 8  # number of sums
+    width: Count | None = None  # width of the MLP; default: half of the model's width
     mixer: Attention | None = None
 
     def check(self) -> None:
-        at_least(self, 1, "tokens", "width")
         if self.mixer is not None and (self.mixer.memory or self.mixer.position is not None):
             raise ValueError("TokenLearner.mixer takes no position and no memory; set position=None and memory=False")
 
@@ -40,11 +40,8 @@ class TokenLearner(Op, sees="all", called=("token learner and fuser", "TokenFuse
     def causal_alternative(self) -> str:
         return "LinearAttention(num_heads=..., mask=Causal())"
 
-    def build(self, site: Site) -> nn.Module:
-        return TokenLearnerModule(self, site)
 
-
-class TokenLearnerModule(nn.Module):
+class TokenLearnerModule(PartModule, of=TokenLearner):
     tapped: ClassVar[TapNames] = {"weights": None, "tokens": None, "gates": None}
 
     def __init__(self, part: TokenLearner, site: Site) -> None:

@@ -5,7 +5,7 @@ B batch, M tokens of the memory, D width.
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from anyformer.parts.attention.attention import Attention, AttentionModule
 from anyformer.runtime.context import Context
@@ -21,11 +21,8 @@ class TransparentAttention(Attention, sees="past", called=("transparent attentio
         if not self.memory or self.memory_width is None:
             raise ValueError("TransparentAttention needs memory=True and memory_width, which is depth * width")
 
-    def build(self, site: Site) -> nn.Module:
-        return TransparentAttentionModule(self, site)
 
-
-class TransparentAttentionModule(AttentionModule):
+class TransparentAttentionModule(AttentionModule, of=TransparentAttention):
     def __init__(self, part: TransparentAttention, site: Site) -> None:
         if part.memory_width != site.depth * site.width:
             size = f"{site.depth} * {site.width}"

@@ -21,11 +21,8 @@ class BranchedAttention(Attention, sees="past", called=("Weighted Transformer", 
 
     feedforward: FeedForward
 
-    def build(self, site: Site) -> nn.Module:
-        return BranchedAttentionModule(self, site)
 
-
-class BranchedAttentionModule(AttentionModule):
+class BranchedAttentionModule(AttentionModule, of=BranchedAttention):
     def __init__(self, part: BranchedAttention, site: Site) -> None:
         super().__init__(part, site)
         self.feedforward = part.feedforward.build(site.child("feedforward"))

@@ -9,26 +9,24 @@ from torch import Tensor, nn
 
 from anyformer.kernels.convolution import depthwise
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.base import PartModule
 from anyformer.parts.norm import BatchNorm, Norm, RowNorm, RowNormModule
 from anyformer.parts.op import Op
 from anyformer.runtime.context import Context
 from anyformer.runtime.taps import TapNames
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count
 from anyformer.specs.part import Sees, Site, farthest
 
 
 class ConvolutionModule(Op, sees="all", called=("Conformer", "depthwise convolution")):
     """The Conformer's convolution: pointwise, gate, depthwise, norm, activation, pointwise [Gulati et al. 2020]."""
 
-    kernel: int = 31
+    kernel: Count = 31
     activation: Activation = "silu"
     norm: Norm | RowNorm = BatchNorm()
     bias: bool = False
     causal: bool = False  # use only past frames
     masked: bool = False  # zero padding before the depthwise convolution (always if causal); not as published
-
-    def check(self) -> None:
-        at_least(self, 1, "kernel")
 
     def reaches(self) -> Sees | None:
         return farthest("past" if self.causal else "all", self.norm)
@@ -37,11 +35,8 @@ class ConvolutionModule(Op, sees="all", called=("Conformer", "depthwise convolut
     def causal_alternative(self) -> str:
         return repr(self.replace(causal=True))
 
-    def build(self, site: Site) -> nn.Module:
-        return ConvolutionModuleModule(self, site)
 
-
-class ConvolutionModuleModule(nn.Module):
+class ConvolutionModuleModule(PartModule, of=ConvolutionModule):
     tapped: ClassVar[TapNames] = {"taps": None}
 
     def __init__(self, part: ConvolutionModule, site: Site) -> None:

@@ -12,13 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.base import PartModule
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.op import InHeads, Op
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context
 from anyformer.runtime.stores import PerRow, Store
 from anyformer.runtime.taps import TapNames
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count
 from anyformer.specs.part import Part, Sees, Site, farthest, parts_in
 
 
@@ -78,25 +79,18 @@ class LightweightConvolution(Convolving, sees="all", called=("LightConv", "Dynam
     """A gate, then a depthwise convolution whose kernel is normalised by a softmax and shared by the channels of a head
     [Wu et al. 2019]."""
 
-    num_heads: int
-    kernel: int = 31
+    num_heads: Count
+    kernel: Count = 31
     dynamic: bool = False  # predict the kernel from each token; False: learn it
     bias: bool = True
-    dropout: float = 0.0  # on the kernel weights
-
-    def check(self) -> None:
-        at_least(self, 1, "num_heads", "kernel")
-        chance(self, "dropout")
+    dropout: Chance = 0.0  # on the kernel weights
 
     @property
     def reach(self) -> int:
         return self.kernel
 
-    def build(self, site: Site) -> nn.Module:
-        return LightweightConvolutionModule(self, site)
 
-
-class LightweightConvolutionModule(InHeads):
+class LightweightConvolutionModule(InHeads, of=LightweightConvolution):
     tapped: ClassVar[TapNames] = {"taps": None, "mixed": None}
 
     def __init__(self, part: LightweightConvolution, site: Site) -> None:
@@ -131,14 +125,10 @@ class LightweightConvolutionModule(InHeads):
 class TokenConvolution(Op, sees="all", called=("1D convolution", "n-gram convolution")):
     """A convolution over tokens and an activation (DeBERTa v2). Padding counts as zeros."""
 
-    kernel: int = 3
-    groups: int = 1  # as in nn.Conv1d
+    kernel: Count = 3
+    groups: Count = 1  # as in nn.Conv1d
     activation: Activation = "tanh"
-    dropout: float = 0.0  # before the activation
-
-    def check(self) -> None:
-        at_least(self, 1, "kernel", "groups")
-        chance(self, "dropout")
+    dropout: Chance = 0.0  # before the activation
 
     def reaches(self) -> Sees | None:
         return "itself" if self.kernel == 1 else "all"
@@ -147,17 +137,14 @@ class TokenConvolution(Op, sees="all", called=("1D convolution", "n-gram convolu
     def causal_alternative(self) -> str:
         return repr(LightweightConvolution(num_heads=1, kernel=self.kernel, causal=True))
 
-    def build(self, site: Site) -> nn.Module:
-        if site.width % self.groups:
-            raise ValueError(f"{site.address}: width {site.width} is not a multiple of {self.groups} groups")
-        return TokenConvolutionModule(self, site)
 
-
-class TokenConvolutionModule(nn.Module):
+class TokenConvolutionModule(PartModule, of=TokenConvolution):
     tapped: ClassVar[TapNames] = {"taps": None}
 
     def __init__(self, part: TokenConvolution, site: Site) -> None:
         super().__init__()
+        if site.width % part.groups:
+            raise ValueError(f"{site.address}: width {site.width} is not a multiple of {part.groups} groups")
         self.part, self.address = part, site.address
         self.taps = nn.Conv1d(site.width, site.width, part.kernel, groups=part.groups)
         self.activation = ACTIVATIONS[part.activation]
@@ -189,14 +176,14 @@ class Gate(Op, sees="itself", called=("gated linear unit",)):
 
     bias: bool = True
 
-    def build(self, site: Site) -> nn.Module:
-        return GateModule(self, site.width)
 
-
-class GateModule(nn.Module):
-    def __init__(self, part: Gate, width: int) -> None:
+class GateModule(PartModule, of=Gate):
+    def __init__(self, part: Gate, site: Site) -> None:
         super().__init__()
-        self.gate, self.up = nn.Linear(width, width, bias=part.bias), nn.Linear(width, width, bias=part.bias)
+        self.gate, self.up = (
+            nn.Linear(site.width, site.width, bias=part.bias),
+            nn.Linear(site.width, site.width, bias=part.bias),
+        )
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         return self.up(x) * torch.sigmoid(self.gate(x))
@@ -205,25 +192,19 @@ class GateModule(nn.Module):
 class Convolved(Part, sees="itself"):
     """One convolution over tokens."""
 
-    width: int  # output channels
-    kernel: int = 3
+    width: Count  # output channels
+    kernel: Count = 3
     separable: bool = False  # depthwise, then pointwise
     activation: Activation = "identity"
     bias: bool = True
 
-    def check(self) -> None:
-        at_least(self, 1, "width", "kernel")
 
-    def build(self, site: Site) -> nn.Module:
-        return ConvolvedModule(self, site.width)
-
-
-class ConvolvedModule(nn.Module):
-    def __init__(self, part: Convolved, channels: int) -> None:
+class ConvolvedModule(PartModule, of=Convolved):
+    def __init__(self, part: Convolved, site: Site) -> None:
         super().__init__()
         self.part = part
-        self.each = nn.Parameter(torch.empty(channels, part.kernel)) if part.separable else None
-        self.out = nn.Linear(channels if part.separable else channels * part.kernel, part.width, bias=part.bias)
+        self.each = nn.Parameter(torch.empty(site.width, part.kernel)) if part.separable else None
+        self.out = nn.Linear(site.width if part.separable else site.width * part.kernel, part.width, bias=part.bias)
         self.activation = ACTIVATIONS[part.activation]
 
     def forward(self, around: Tensor, own: Tensor | None) -> Tensor:
@@ -241,20 +222,14 @@ class BranchedConvolution(Convolving, sees="all", called=("Evolved Transformer c
     right: Convolved
     out: Convolved
     norm: Norm = LayerNorm()
-    dropout: float = 0.0  # on the outputs of `left` and `right`
-
-    def check(self) -> None:
-        chance(self, "dropout")
+    dropout: Chance = 0.0  # on the outputs of `left` and `right`
 
     @property
     def reach(self) -> int:
         return max(each.kernel for each in (self.left, self.right, self.out))
 
-    def build(self, site: Site) -> nn.Module:
-        return BranchedConvolutionModule(self, site)
 
-
-class BranchedConvolutionModule(nn.Module):
+class BranchedConvolutionModule(PartModule, of=BranchedConvolution):
     tapped: ClassVar[TapNames] = {"inner": None}
 
     def __init__(self, part: BranchedConvolution, site: Site) -> None:

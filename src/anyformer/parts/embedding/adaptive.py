@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.parts.base import PartModule
 from anyformer.parts.embedding.text import Tokens, check_ids
 from anyformer.parts.init import Normal
 from anyformer.specs.part import Part, Site
@@ -29,7 +30,7 @@ def check_clusters(part: Part, vocab_size: int, cutoffs: tuple[int, ...], widths
         raise ValueError(f"{kind}.cutoffs are {values}; they must increase, above 0 and below vocab_size {vocab_size}")
 
 
-class Clusters(nn.Module):
+class Clusters(PartModule):
     """One table per cluster, with a projection to the model's width if the cluster's width differs."""
 
     def __init__(self, vocab_size: int, cutoffs: tuple[int, ...], widths: tuple[int, ...], width: int) -> None:
@@ -69,13 +70,10 @@ class AdaptiveTokens(Tokens, sees="itself", called=("adaptive input", "factorize
         if self.width is not None or self.padding_index is not None or self.unused_table:
             raise ValueError("AdaptiveTokens uses `widths`; width, padding_index and unused_table must not be set")
 
-    def build(self, site: Site) -> nn.Module:
-        return AdaptiveTokensModule(self, site.width)
 
-
-class AdaptiveTokensModule(Clusters):
-    def __init__(self, part: AdaptiveTokens, width: int) -> None:
-        super().__init__(part.vocab_size, part.cutoffs, part.widths, width)
+class AdaptiveTokensModule(Clusters, of=AdaptiveTokens):
+    def __init__(self, part: AdaptiveTokens, site: Site) -> None:
+        super().__init__(part.vocab_size, part.cutoffs, part.widths, site.width)
         self.scale = part.scale
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from anyformer.parts.embedding.text import TextEmbedding, TextEmbeddingModule
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context, at_places, leading_pads
 from anyformer.runtime.state import State
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.part import Site
 
 
@@ -27,15 +27,13 @@ class SubwordBlocks(
     character then mixes the blocks that contain it, weighted by a softmax of learned scores, and every `downsample`
     characters are averaged to one output vector."""
 
-    blocks: int = 4  # M, the largest block size
-    kernel: int = 5  # size of the convolution before the blocks; 0: no convolution
+    blocks: Count = 4  # M, the largest block size
+    kernel: Natural = 5  # size of the convolution before the blocks; 0: no convolution
     calibrate: bool = False  # replace the block weights P by softmax(P P^T) P
-    downsample: int = 2  # characters per output vector
+    downsample: Count = 2  # characters per output vector
 
     def check(self) -> None:
         super().check()
-        at_least(self, 1, "blocks", "downsample")
-        at_least(self, 0, "kernel")
         if self.kernel and self.kernel % 2 == 0:
             raise ValueError(f"SubwordBlocks.kernel is {self.kernel}; it must be odd (centred on a character) or 0")
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from anyformer.kernels.capture import extremes
 from anyformer.parts.embedding.text import TextEmbedding, TextEmbeddingModule
 from anyformer.runtime.inputs import Kind, check_shape
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count
 from anyformer.specs.part import Site
 
 
@@ -25,11 +25,7 @@ class TaskText(TextEmbedding, sees="itself", called=("task embedding",)):
     input_kinds: ClassVar[Mapping[str, Kind]] = {"task_type_ids": "integers"}
     token_labels: ClassVar[tuple[str, ...]] = (*TextEmbedding.token_labels, "task_type_ids")
 
-    tasks: int = 3  # number of task vectors
-
-    def check(self) -> None:
-        super().check()
-        at_least(self, 1, "tasks")
+    tasks: Count = 3  # number of task vectors
 
     def build(self, site: Site) -> nn.Module:
         return LabelledTextModule(self, site, "tasks", "task_type_ids", default=0)
@@ -43,11 +39,7 @@ class LanguageText(TextEmbedding, sees="itself", called=("language embedding",))
     input_kinds: ClassVar[Mapping[str, Kind]] = {"langs": "integers"}
     token_labels: ClassVar[tuple[str, ...]] = (*TextEmbedding.token_labels, "langs")
 
-    languages: int = 2  # number of language vectors
-
-    def check(self) -> None:
-        super().check()
-        at_least(self, 1, "languages")
+    languages: Count = 2  # number of language vectors
 
     def build(self, site: Site) -> nn.Module:
         return LabelledTextModule(self, site, "languages", "langs")

@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.parts.base import AbsolutePosition, Embedding
+from anyformer.parts.base import AbsolutePosition, Embedding, PartModule
 from anyformer.parts.embedding.trajectory import in_turn
 from anyformer.parts.position.absolute import add_position
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import Kind, check_shape
 from anyformer.runtime.state import State
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count
 from anyformer.specs.part import Site
 
 KINDS = 2  # tokens per pair: the point and its value
@@ -29,13 +29,9 @@ class PairEmbedding(Embedding, sees="itself"):
     inputs: ClassVar[tuple[str, ...]] = ("points", "values", "attention_mask")
     input_kinds: ClassVar[Mapping[str, Kind]] = {"points": "floats", "values": "floats"}
 
-    point_width: int
+    point_width: Count
     position: AbsolutePosition | None = None
-    dropout: float = 0.0
-
-    def check(self) -> None:
-        at_least(self, 1, "point_width")
-        chance(self, "dropout")
+    dropout: Chance = 0.0
 
     @property
     def gives(self) -> tuple[str, ...]:
@@ -47,11 +43,8 @@ class PairEmbedding(Embedding, sees="itself"):
     def vectors(self, length: int) -> int:
         return KINDS * length
 
-    def build(self, site: Site) -> nn.Module:
-        return PairEmbeddingModule(self, site)
 
-
-class PairEmbeddingModule(nn.Module):
+class PairEmbeddingModule(PartModule, of=PairEmbedding):
     def __init__(self, part: PairEmbedding, site: Site) -> None:
         super().__init__()
         self.part = part

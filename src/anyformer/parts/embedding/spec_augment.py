@@ -9,37 +9,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.specs.checks import at_least
+from anyformer.parts.base import PartModule
+from anyformer.specs.field_types import Count, Natural, NonNegative
 from anyformer.specs.part import Part, Site
 
 
 class SpecAugment(Part, sees="itself", called=("time masking",)):
     """Replaces spans of frames by a learned vector, and spans of channels by zeros, in training [Park et al. 2019]."""
 
-    time: float = 0.05  # share of frames to hide, approximately
-    time_span: int = 10  # frames per span
-    time_least: int = 2  # minimum number of spans per row
-    channels: float = 0.0  # share of channels to hide, approximately
-    channel_span: int = 10  # channels per span
-    channel_least: int = 0  # minimum number of channel spans per row
+    time: NonNegative = 0.05  # share of frames to hide, approximately
+    time_span: Count = 10  # frames per span
+    time_least: Natural = 2  # minimum number of spans per row
+    channels: NonNegative = 0.0  # share of channels to hide, approximately
+    channel_span: Count = 10  # channels per span
+    channel_least: Natural = 0  # minimum number of channel spans per row
     learned: bool = True  # hidden frames become a learned vector; False: zeros (Whisper)
     active: bool = True  # False: hide nothing; the vector exists only for the checkpoint
 
-    def check(self) -> None:
-        at_least(self, 0, "time", "time_least", "channels", "channel_least")
-        at_least(self, 1, "time_span", "channel_span")
 
-    def build(self, site: Site) -> nn.Module:
-        return SpecAugmentModule(self, site.width)
-
-
-class SpecAugmentModule(nn.Module):
-    def __init__(self, part: SpecAugment, width: int) -> None:
+class SpecAugmentModule(PartModule, of=SpecAugment):
+    def __init__(self, part: SpecAugment, site: Site) -> None:
         super().__init__()
         self.part = part
         # published checkpoints have no such vector if nothing is ever hidden
         learned = part.learned and (part.time > 0 or part.channels > 0)
-        self.mask_embedding = nn.Parameter(torch.empty(width), requires_grad=part.active) if learned else None
+        self.mask_embedding = nn.Parameter(torch.empty(site.width), requires_grad=part.active) if learned else None
 
     def forward(self, x: Tensor, real: Tensor | None, given: Tensor | None) -> Tensor:
         """Hide spans of x (B, T, D). `real` (B, T) is False for padding. `given` (B, T): hide these frames instead of

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from anyformer.kernels.convolution import convolve
 from anyformer.parts.activation import ACTIVATIONS, Activation
-from anyformer.parts.base import AbsolutePosition, Embedding
+from anyformer.parts.base import AbsolutePosition, Embedding, PartModule
 from anyformer.parts.embedding.spec_augment import SpecAugment
 from anyformer.parts.position.absolute import add_position
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import check_shape
 from anyformer.runtime.state import State
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count
 from anyformer.specs.part import Site
 
 
@@ -40,18 +40,16 @@ class SpectrogramEmbedding(Embedding, sees="all", called=("log-mel spectrogram",
     inputs: ClassVar[tuple[str, ...]] = ("input_features", "attention_mask")
     hides: ClassVar[bool] = False
 
-    channels: int = 80
-    kernel: int = 3
+    channels: Count = 80
+    kernel: Count = 3
     strides: tuple[int, ...] = (1, 2)
     activation: Activation = "gelu"
     augment: SpecAugment | None = None
     position: AbsolutePosition | None = None
     whole: bool = False  # inputs must fill all positions (Whisper: always 30 seconds)
-    dropout: float = 0.0
+    dropout: Chance = 0.0
 
     def check(self) -> None:
-        at_least(self, 1, "channels", "kernel")
-        chance(self, "dropout")
         if not self.strides or min(self.strides) < 1:
             raise ValueError("SpectrogramEmbedding.strides needs one or more values, each at least 1")
         if self.kernel % 2 == 0:
@@ -82,11 +80,8 @@ class SpectrogramEmbedding(Embedding, sees="all", called=("log-mel spectrogram",
     def causal_alternative(self) -> str:
         return "Vectors()"
 
-    def build(self, site: Site) -> nn.Module:
-        return SpectrogramEmbeddingModule(self, site)
 
-
-class SpectrogramEmbeddingModule(nn.Module):
+class SpectrogramEmbeddingModule(PartModule, of=SpectrogramEmbedding):
     def __init__(self, part: SpectrogramEmbedding, site: Site) -> None:
         super().__init__()
         self.part = part

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.parts.base import Embedding
+from anyformer.parts.base import Embedding, PartModule
 from anyformer.parts.embedding.spec_augment import SpecAugment
 from anyformer.parts.init import Kaiming
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import check_shape
 from anyformer.runtime.state import State
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count
 from anyformer.specs.part import Site
 
 
@@ -28,19 +28,17 @@ class SubsampledSpectrogram(Embedding, sees="all", called=("convolution subsampl
 
     inputs: ClassVar[tuple[str, ...]] = ("input_features", "attention_mask")
 
-    channels: int = 80  # M
-    depth: int = 3
-    width: int = 256  # C
-    kernel: int = 3
-    stride: int = 2
+    channels: Count = 80  # M
+    depth: Count = 3
+    width: Count = 256  # C
+    kernel: Count = 3
+    stride: Count = 2
     separable: bool = True
     scale: float | None = None  # factor of the output vectors
     augment: SpecAugment | None = None  # applied to the spectrogram
-    dropout: float = 0.0
+    dropout: Chance = 0.0
 
     def check(self) -> None:
-        at_least(self, 1, "channels", "depth", "width", "kernel", "stride")
-        chance(self, "dropout")
         if self.kernel % 2 == 0:
             raise ValueError(f"SubsampledSpectrogram.kernel is {self.kernel}; it must be odd (centred on a frame)")
         if self.output_length(self.channels) < 1:
@@ -77,11 +75,8 @@ class SubsampledSpectrogram(Embedding, sees="all", called=("convolution subsampl
     def causal_alternative(self) -> str:
         return "Vectors()"
 
-    def build(self, site: Site) -> nn.Module:
-        return SubsampledSpectrogramModule(self, site)
 
-
-class SubsampledSpectrogramModule(nn.Module):
+class SubsampledSpectrogramModule(PartModule, of=SubsampledSpectrogram):
     def __init__(self, part: SubsampledSpectrogram, site: Site) -> None:
         super().__init__()
         C, middle = part.width, part.kernel // 2

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.capture import can_read_values
-from anyformer.parts.base import Embedding
+from anyformer.parts.base import Embedding, PartModule
 from anyformer.parts.embedding.text import Tokens, text_context
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.position.absolute import Learned
@@ -21,7 +21,7 @@ from anyformer.parts.unused import mark_unused
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import Kind, check_shape
 from anyformer.runtime.state import State
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count
 from anyformer.specs.part import Site
 
 KINDS = 3  # tokens per time step: return-to-go, state, action
@@ -48,17 +48,13 @@ class TrajectoryEmbedding(Embedding, sees="itself"):
         "timesteps": "integers",
     }
 
-    state_width: int
-    action_width: int
-    steps: int = 4096  # maximum length of an episode
+    state_width: Count
+    action_width: Count
+    steps: Count = 4096  # maximum length of an episode
     norm: Norm | None = LayerNorm()
     everywhere: Learned | None = None
     tokens: Tokens | None = None
-    dropout: float = 0.0
-
-    def check(self) -> None:
-        at_least(self, 1, "state_width", "action_width", "steps")
-        chance(self, "dropout")
+    dropout: Chance = 0.0
 
     @property
     def gives(self) -> tuple[str, ...]:
@@ -71,11 +67,8 @@ class TrajectoryEmbedding(Embedding, sees="itself"):
     def vectors(self, length: int) -> int:
         return KINDS * length
 
-    def build(self, site: Site) -> nn.Module:
-        return TrajectoryEmbeddingModule(self, site)
 
-
-class TrajectoryEmbeddingModule(nn.Module):
+class TrajectoryEmbeddingModule(PartModule, of=TrajectoryEmbedding):
     def __init__(self, part: TrajectoryEmbedding, site: Site) -> None:
         super().__init__()
         self.part = part

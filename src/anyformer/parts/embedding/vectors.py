@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from anyformer.parts.base import AbsolutePosition, Embedding
+from anyformer.parts.base import AbsolutePosition, Embedding, PartModule
 from anyformer.parts.embedding.text import text_context
 from anyformer.parts.position.absolute import add_position
 from anyformer.runtime.context import Context
@@ -30,11 +30,8 @@ class Vectors(Embedding, sees="itself"):
     def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
         return {"inputs_embeds": (length, width)}
 
-    def build(self, site: Site) -> nn.Module:
-        return VectorsModule(self, site)
 
-
-class VectorsModule(nn.Module):
+class VectorsModule(PartModule, of=Vectors):
     def __init__(self, part: Vectors, site: Site) -> None:
         super().__init__()
         self.width, self.dropout = site.width, part.dropout

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from anyformer.kernels.convolution import convolve_over_time
 from anyformer.parts.activation import ACTIVATIONS, Activation
-from anyformer.parts.base import AbsolutePosition, Embedding
+from anyformer.parts.base import AbsolutePosition, Embedding, PartModule
 from anyformer.parts.embedding.drop_token import drop_tokens
 from anyformer.parts.embedding.spec_augment import SpecAugment
 from anyformer.parts.embedding.spectrogram import TimeConvolution
@@ -24,7 +24,7 @@ from anyformer.parts.position.absolute import add_position
 from anyformer.runtime.context import Context, leading_pads
 from anyformer.runtime.inputs import Kind, hides_nothing
 from anyformer.runtime.state import State
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count
 from anyformer.specs.part import Part, Site
 
 
@@ -62,12 +62,9 @@ class ConvolutionStem(Part, sees="all", called=("wav2vec",)):
     def frames(self, num_samples: int) -> int:
         return (num_samples - self.reach) // self.hop + 1
 
-    def build(self, site: Site) -> nn.Module:
-        return ConvolutionStemModule(self)
 
-
-class ConvolutionStemModule(nn.Module):
-    def __init__(self, part: ConvolutionStem) -> None:
+class ConvolutionStemModule(PartModule, of=ConvolutionStem):
+    def __init__(self, part: ConvolutionStem, site: Site) -> None:
         super().__init__()
         self.part = part
         self.convolutions, self.norms = nn.ModuleList(), nn.ModuleList()
@@ -114,14 +111,11 @@ class WaveformEmbedding(Embedding, sees="all"):
 
     stem: ConvolutionStem
     norm: Norm = LayerNorm()
-    projection_dropout: float = 0.0
+    projection_dropout: Chance = 0.0
     augment: SpecAugment = SpecAugment()
     position: Part | None = None
     out_norm: Norm | None = None  # of the frames after positions are added
-    dropout: float = 0.0
-
-    def check(self) -> None:
-        chance(self, "projection_dropout", "dropout")
+    dropout: Chance = 0.0
 
     @property
     def features(self) -> int:
@@ -139,11 +133,8 @@ class WaveformEmbedding(Embedding, sees="all"):
     def vectors(self, length: int) -> int:
         return self.stem.frames(length)
 
-    def build(self, site: Site) -> nn.Module:
-        return WaveformEmbeddingModule(self, site)
 
-
-class WaveformEmbeddingModule(nn.Module):
+class WaveformEmbeddingModule(PartModule, of=WaveformEmbedding):
     def __init__(self, part: WaveformEmbedding, site: Site) -> None:
         super().__init__()
         self.part = part
@@ -183,14 +174,10 @@ class SegmentEmbedding(Embedding, sees="all", called=("waveform patches", "VATT"
 
     inputs: ClassVar[tuple[str, ...]] = ("input_values", "attention_mask")
 
-    size: int
+    size: Count
     position: AbsolutePosition | None = None
     norm: Norm | None = None  # of the segments after positions are added
-    token_drop: float = 0.0  # share of segments that is dropped in training (DropToken)
-
-    def check(self) -> None:
-        at_least(self, 1, "size")
-        chance(self, "token_drop")
+    token_drop: Chance = 0.0  # share of segments that is dropped in training (DropToken)
 
     @property
     def causal_alternative(self) -> str:
@@ -216,11 +203,8 @@ class SegmentEmbedding(Embedding, sees="all", called=("waveform patches", "VATT"
         ((samples,),) = self.row(length, 0).values()
         return self.frames(samples)
 
-    def build(self, site: Site) -> nn.Module:
-        return SegmentEmbeddingModule(self, site)
 
-
-class SegmentEmbeddingModule(nn.Module):
+class SegmentEmbeddingModule(PartModule, of=SegmentEmbedding):
     def __init__(self, part: SegmentEmbedding, site: Site) -> None:
         super().__init__()
         self.part = part

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from anyformer.runtime.context import Context
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count, NonNegative, OneOrMore
 from anyformer.specs.part import Part
 
 
@@ -30,10 +30,7 @@ class PooledBalance(Balance):
     together; pads do not count (Mixtral)."""
 
     weight: float
-    top_k: int
-
-    def check(self) -> None:
-        at_least(self, 1, "top_k")
+    top_k: Count
 
     def terms(self, ctx: Context) -> dict[str, Tensor]:
         layers = ctx.losses.get("router_logits", [])
@@ -100,14 +97,10 @@ class EntropyBalance(Balance, called=("LIMoE", "entropy loss")):
     is sure of its expert. `whole` weights how far the entropy of their mean is below log(`experts`), so that the
     tokens together use about that many experts [Mustafa et al. 2022]. Means over layers; pads do not count."""
 
-    local: float
-    whole: float
-    experts: float
-    z_weight: float = 0.0  # weight of the mean squared logsumexp of the logits
-
-    def check(self) -> None:
-        at_least(self, 0, "local", "whole", "z_weight")
-        at_least(self, 1, "experts")
+    local: NonNegative
+    whole: NonNegative
+    experts: OneOrMore
+    z_weight: NonNegative = 0.0  # weight of the mean squared logsumexp of the logits
 
     def terms(self, ctx: Context) -> dict[str, Tensor]:
         layers = ctx.losses.get("router_logits", [])

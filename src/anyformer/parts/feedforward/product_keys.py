@@ -11,13 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.parts.base import PartModule
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.op import Op
 from anyformer.parts.unused import PartlyUsed
 from anyformer.runtime.context import Context
 from anyformer.runtime.taps import TapNames
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count
 from anyformer.specs.part import Site
 
 
@@ -26,25 +27,21 @@ class ProductKeyMemory(Op, sees="itself", called=("product keys", "PKM")):
     two key scores. So the `top_k` best of keys^2 slots are found among top_k^2; their vectors are averaged with softmax
     weights. `norm` is applied to the halves of queries (published: a batch norm)."""
 
-    keys: int  # n, keys per half: there are n^2 slots
-    num_heads: int = 4
-    top_k: int = 32  # k, slots per head
+    keys: Count  # n, keys per half: there are n^2 slots
+    num_heads: Count = 4
+    top_k: Count = 32  # k, slots per head
     query_width: int = 256  # W, of both halves together
     norm: Norm | None = LayerNorm()
     bias: bool = True  # bias of the query projection
 
     def check(self) -> None:
-        at_least(self, 1, "keys", "num_heads", "top_k")
         if self.query_width < 2 or self.query_width % 2:
             raise ValueError(f"ProductKeyMemory.query_width is {self.query_width}; it must be even and at least 2")
         if self.top_k > self.keys:
             raise ValueError(f"ProductKeyMemory.top_k is {self.top_k}; it must be at most keys, {self.keys}")
 
-    def build(self, site: Site) -> nn.Module:
-        return ProductKeyMemoryModule(self, site)
 
-
-class ProductKeyMemoryModule(nn.Module):
+class ProductKeyMemoryModule(PartModule, of=ProductKeyMemory):
     tapped: ClassVar[TapNames] = {"weights": None}
 
     def __init__(self, part: ProductKeyMemory, site: Site) -> None:

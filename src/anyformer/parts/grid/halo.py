@@ -20,7 +20,7 @@ from anyformer.parts.op import InHeads, Reshaping
 from anyformer.runtime.context import Context
 from anyformer.runtime.grid import Grid, Sides, layout, partition
 from anyformer.runtime.taps import MIXER, TapNames
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count, Natural
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Site
 
@@ -38,19 +38,16 @@ class HaloAttention(
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
     reads_grid: ClassVar[bool] = True
 
-    num_heads: int
-    block: int = 1
-    halo: int = 3
-    step: int = 1  # only every `step`-th row and column of queries is computed (a coarser grid); must divide `block`
+    num_heads: Count
+    block: Count = 1
+    halo: Natural = 3
+    step: Count = 1  # only every `step`-th row and column of queries is computed (a coarser grid); must divide `block`
     bias: str = ""  # which of the projections q, k and v have a bias
     relative: bool = True  # add the relative positions r
     scale: float = 1.0  # factor of the scores; the paper uses none
-    dropout: float = 0.0  # on the attention weights
+    dropout: Chance = 0.0  # on the attention weights
 
     def check(self) -> None:
-        at_least(self, 1, "num_heads", "block", "step", "out")
-        at_least(self, 0, "halo")
-        chance(self, "dropout")
         if self.block % self.step:
             raise ValueError(f"HaloAttention.step is {self.step}; it must divide the block of {self.block}")
         if set(self.bias) - set("qkv"):
@@ -64,11 +61,8 @@ class HaloAttention(
     def causal_alternative(self) -> str:
         return "Attention(num_heads=..., mask=Causal() & Window(size=...))"
 
-    def build(self, site: Site) -> nn.Module:
-        return HaloAttentionModule(self, site)
 
-
-class HaloAttentionModule(InHeads):
+class HaloAttentionModule(InHeads, of=HaloAttention):
     tapped: ClassVar[TapNames] = MIXER
 
     def __init__(self, part: HaloAttention, site: Site) -> None:

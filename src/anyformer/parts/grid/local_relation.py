@@ -18,7 +18,7 @@ from anyformer.parts.op import InHeads, Reshaping
 from anyformer.runtime.context import Context
 from anyformer.runtime.grid import Grid, Sides, layout
 from anyformer.runtime.taps import MIXER, TapNames
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count
 from anyformer.specs.part import Site
 
 LIKENESS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -36,16 +36,14 @@ class LocalRelation(Reshaping, sees="all", called=("LR-Net", "pixel attention", 
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
     reads_grid: ClassVar[bool] = True
 
-    num_heads: int  # groups of channels
-    size: int = 7  # side of the neighbourhood
-    step: int = 1  # only every `step`-th row and column of queries is computed (a coarser grid)
+    num_heads: Count  # groups of channels
+    size: Count = 7  # side of the neighbourhood
+    step: Count = 1  # only every `step`-th row and column of queries is computed (a coarser grid)
     likeness: Literal["square", "distance", "product"] = "square"  # -(q - k)^2, -|q - k| or q k
-    prior: int | None = 16  # inner width of the MLP of offsets; None: no MLP
-    dropout: float = 0.0  # on the attention weights
+    prior: Count | None = 16  # inner width of the MLP of offsets; None: no MLP
+    dropout: Chance = 0.0  # on the attention weights
 
     def check(self) -> None:
-        at_least(self, 1, "num_heads", "size", "step", "prior", "out")
-        chance(self, "dropout")
         if self.size % 2 == 0:
             raise ValueError(f"LocalRelation.size is {self.size}; it must be odd (centred on a pixel)")
 
@@ -57,11 +55,8 @@ class LocalRelation(Reshaping, sees="all", called=("LR-Net", "pixel attention", 
     def causal_alternative(self) -> str:
         return "Attention(num_heads=..., mask=Causal() & Window(size=...))"
 
-    def build(self, site: Site) -> nn.Module:
-        return LocalRelationModule(self, site)
 
-
-class LocalRelationModule(InHeads):
+class LocalRelationModule(InHeads, of=LocalRelation):
     tapped: ClassVar[TapNames] = MIXER
 
     def __init__(self, part: LocalRelation, site: Site) -> None:

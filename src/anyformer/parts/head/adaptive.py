@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from anyformer.kernels.loss import IGNORED
 from anyformer.parts.embedding.adaptive import Clusters, check_clusters
 from anyformer.parts.head.language import LMHead, LMHeadModule
-from anyformer.specs.checks import at_least
-from anyformer.specs.part import Site
+from anyformer.specs.field_types import Count
 
 
 class AdaptiveHead(LMHead, sees="itself", called=("adaptive softmax",)):
@@ -29,9 +28,6 @@ class AdaptiveHead(LMHead, sees="itself", called=("adaptive softmax",)):
         if self.bias or self.offset or self.unused_bias:
             raise ValueError("AdaptiveHead has no bias, offset or unused_bias")
 
-    def build(self, site: Site) -> nn.Module:
-        return AdaptiveHeadModule(self, site)
-
 
 class OwnScores(LMHeadModule):
     """A head whose scores are not one matrix product, so the fused linear cross-entropy does not apply."""
@@ -41,7 +37,7 @@ class OwnScores(LMHeadModule):
         return F.cross_entropy(scores, labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum")
 
 
-class AdaptiveHeadModule(OwnScores):
+class AdaptiveHeadModule(OwnScores, of=AdaptiveHead):
     part: AdaptiveHead
 
     def output(self, width: int) -> nn.Module:
@@ -64,18 +60,14 @@ class MixtureHead(LMHead, sees="itself", called=("mixture of softmaxes", "MoS"))
     """Log-probabilities of a mixture of `softmaxes` distributions over the vocabulary. Each distribution has its own
     projection of the hidden state; the mixture weights depend on the hidden state too."""
 
-    softmaxes: int = 15  # C
+    softmaxes: Count = 15  # C
 
     def check(self) -> None:
-        at_least(self, 1, "softmaxes")
         if self.offset or self.unused_bias:
             raise ValueError("MixtureHead has no offset or unused_bias")
 
-    def build(self, site: Site) -> nn.Module:
-        return MixtureHeadModule(self, site)
 
-
-class MixtureHeadModule(OwnScores):
+class MixtureHeadModule(OwnScores, of=MixtureHead):
     part: MixtureHead
 
     def output(self, width: int) -> nn.Module:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.base import PartModule
 from anyformer.parts.feedforward.balance import Balance
 from anyformer.parts.head.losses import Loss, class_loss
 from anyformer.parts.head.pool import Pool
@@ -49,7 +50,7 @@ class Head(Part):
         return None
 
 
-class HeadModule(nn.Module):
+class HeadModule(PartModule):
     unlisted: tuple[str, ...] = ()  # outputs that are not part of a tuple result
 
     def arrange(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -93,11 +94,8 @@ class Transform(Part, sees="itself"):
     norm: Norm
     width: int | None = None
 
-    def build(self, site: Site) -> nn.Module:
-        return TransformModule(self, site)
 
-
-class TransformModule(nn.Module):
+class TransformModule(PartModule, of=Transform):
     def __init__(self, part: Transform, site: Site) -> None:
         super().__init__()
         width = part.width or site.width

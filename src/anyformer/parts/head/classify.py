@@ -21,11 +21,8 @@ class PooledOutput(Head):
 
     pool: Pool
 
-    def build(self, site: Site) -> nn.Module:
-        return PooledOutputModule(self, site)
 
-
-class PooledOutputModule(HeadModule):
+class PooledOutputModule(HeadModule, of=PooledOutput):
     def __init__(self, part: PooledOutput, site: Site) -> None:
         super().__init__()
         self.pool = part.pool.build(site.child("pool"))
@@ -81,11 +78,8 @@ class MultipleChoiceHead(Head):
 
     pool: Pool
 
-    def build(self, site: Site) -> nn.Module:
-        return MultipleChoiceModule(self, site)
 
-
-class MultipleChoiceModule(HeadModule):
+class MultipleChoiceModule(HeadModule, of=MultipleChoiceHead):
     def __init__(self, part: MultipleChoiceHead, site: Site) -> None:
         super().__init__()
         self.pool = part.pool.build(site.child("pool"))

@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.parts.base import PartModule
 from anyformer.parts.head.base import Head, HeadModule, NamedTensors, Outputs
 from anyformer.parts.head.losses import Loss
 from anyformer.parts.init import Initializer, Normal, Uniform
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import check_shape
-from anyformer.specs.checks import at_least, chance, positive
+from anyformer.specs.field_types import Chance, Count, Positive
 from anyformer.specs.part import Part, Site
 
 PERPLEXITY, CODES = "codevector_perplexity", "codes"  # effective number of codes in use; code ids of each frame
@@ -26,26 +27,21 @@ class Quantizer(Part, sees="itself", called=("codebook", "product quantization")
     """Maps each frame to one code per group: the most likely code, or in training a sample of the Gumbel softmax
     [Jang et al. 2017]."""
 
-    groups: int = 2
-    codes: int = 320  # per group
-    width: int = 256  # of the concatenated codes of all groups
-    temperature: float = 2.0  # of the Gumbel softmax; a training loop may lower it
+    groups: Count = 2
+    codes: Count = 320  # per group
+    width: Count = 256  # of the concatenated codes of all groups
+    temperature: Positive = 2.0  # of the Gumbel softmax; a training loop may lower it
 
     def check(self) -> None:
-        at_least(self, 1, "groups", "codes", "width")
-        positive(self, "temperature")
         if self.width % self.groups:
             raise ValueError(f"Quantizer.width {self.width} is not a multiple of {self.groups} groups")
 
-    def build(self, site: Site) -> nn.Module:
-        return QuantizerModule(self, site.width)
 
-
-class QuantizerModule(nn.Module):
-    def __init__(self, part: Quantizer, width: int) -> None:
+class QuantizerModule(PartModule, of=Quantizer):
+    def __init__(self, part: Quantizer, site: Site) -> None:
         super().__init__()
         self.part, self.temperature = part, part.temperature
-        self.choose = nn.Linear(width, part.groups * part.codes)
+        self.choose = nn.Linear(site.width, part.groups * part.codes)
         self.codes = nn.Parameter(torch.empty(part.groups, part.codes, part.width // part.groups))
         self.starts = {"choose.weight": Normal(std=1.0), "codes": Uniform(low=0.0, high=1.0)}
 
@@ -73,24 +69,16 @@ class ContrastHead(Head):
     inputs: ClassVar[tuple[str, ...]] = ("sampled_negative_indices",)
     requires: ClassVar[tuple[str, ...]] = ("a waveform",)
 
-    features: int  # C
+    features: Count  # C
     quantizer: Quantizer = Quantizer()
-    width: int = 256  # P
-    dropout: float = 0.0  # of the features before the quantizer
-    temperature: float = 0.1  # of the cosines
-    negatives: int = 100  # K; the caller draws them (`draw_negatives`)
+    width: Count = 256  # P
+    dropout: Chance = 0.0  # of the features before the quantizer
+    temperature: Positive = 0.1  # of the cosines
+    negatives: Count = 100  # K; the caller draws them (`draw_negatives`)
     diversity: float = 0.1  # weight of the diversity loss
 
-    def check(self) -> None:
-        at_least(self, 1, "features", "width", "negatives")
-        chance(self, "dropout")
-        positive(self, "temperature")
 
-    def build(self, site: Site) -> nn.Module:
-        return ContrastModule(self, site)
-
-
-class ContrastModule(HeadModule):
+class ContrastModule(HeadModule, of=ContrastHead):
     def __init__(self, part: ContrastHead, site: Site) -> None:
         super().__init__()
         self.part = part

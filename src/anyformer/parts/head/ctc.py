@@ -30,15 +30,12 @@ class CTCHead(Head, called=("speech recognition",)):
     reduction: Literal["sum", "mean"] = "sum"
     zero_infinity: bool = False
 
-    def build(self, site: Site) -> nn.Module:
-        return CTCModule(self, site.width)
 
-
-class CTCModule(HeadModule):
-    def __init__(self, part: CTCHead, width: int) -> None:
+class CTCModule(HeadModule, of=CTCHead):
+    def __init__(self, part: CTCHead, site: Site) -> None:
         super().__init__()
         self.part = part
-        self.out = nn.Linear(width, part.vocab_size)
+        self.out = nn.Linear(site.width, part.vocab_size)
 
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         return {"logits": self.out(F.dropout(x, self.part.dropout) if self.training and self.part.dropout else x)}

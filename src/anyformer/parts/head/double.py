@@ -12,13 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.base import PartModule
 from anyformer.parts.head.base import Head, HeadModule, NamedTensors, Outputs
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.losses import Loss, class_loss
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import Kind
 from anyformer.runtime.taps import TapNames
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count
 from anyformer.specs.part import Part, Site
 
 
@@ -27,24 +28,17 @@ class Summary(Part):
     "last", "first" or "mean" vector along the second dimension."""
 
     take: Literal["index", "last", "first", "mean"] = "index"
-    width: int | None = None  # output width of a projection; None: no projection
+    width: Count | None = None  # output width of a projection; None: no projection
     activation: Activation = "identity"
-    first_dropout: float = 0.0
-    last_dropout: float = 0.0
-
-    def check(self) -> None:
-        at_least(self, 1, "width")
-        chance(self, "first_dropout", "last_dropout")
-
-    def build(self, site: Site) -> nn.Module:
-        return SummaryModule(self, site.width)
+    first_dropout: Chance = 0.0
+    last_dropout: Chance = 0.0
 
 
-class SummaryModule(nn.Module):
-    def __init__(self, part: Summary, width: int) -> None:
+class SummaryModule(PartModule, of=Summary):
+    def __init__(self, part: Summary, site: Site) -> None:
         super().__init__()
         self.part = part
-        self.dense = nn.Linear(width, part.width) if part.width else None
+        self.dense = nn.Linear(site.width, part.width) if part.width else None
 
     def forward(self, x: Tensor, places: Tensor | None, tokens: Tensor | None) -> Tensor:
         """Summarise x (..., T, D) to (..., width). `places` (...) are the indices for take="index"."""
@@ -77,11 +71,8 @@ class DoubleHead(Head):
     lm: LMHead
     summary: Summary
 
-    def build(self, site: Site) -> nn.Module:
-        return DoubleHeadModule(self, site)
 
-
-class DoubleHeadModule(HeadModule):
+class DoubleHeadModule(HeadModule, of=DoubleHead):
     tapped: ClassVar[TapNames] = {"lm": None, "text": "hidden_states"}
 
     lm: Any

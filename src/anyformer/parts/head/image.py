@@ -41,14 +41,12 @@ class DistilledHead(Head):
 
     num_labels: int
 
-    def build(self, site: Site) -> nn.Module:
-        return DistilledModule(site.width, self.num_labels)
 
-
-class DistilledModule(HeadModule):
-    def __init__(self, width: int, num_labels: int) -> None:
+class DistilledModule(HeadModule, of=DistilledHead):
+    def __init__(self, part: DistilledHead, site: Site) -> None:
         super().__init__()
-        self.out, self.distilled = (nn.Linear(width, num_labels) if num_labels else nn.Identity() for _ in range(2))
+        labels = part.num_labels
+        self.out, self.distilled = (nn.Linear(site.width, labels) if labels else nn.Identity() for _ in range(2))
 
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         first, second = self.out(x[:, 0]), self.distilled(x[:, 1])
@@ -65,15 +63,12 @@ class PixelHead(Head):
     stride: int
     patch_size: Size
 
-    def build(self, site: Site) -> nn.Module:
-        return PixelModule(self, site.width)
 
-
-class PixelModule(HeadModule):
-    def __init__(self, part: PixelHead, width: int) -> None:
+class PixelModule(HeadModule, of=PixelHead):
+    def __init__(self, part: PixelHead, site: Site) -> None:
         super().__init__()
         self.part = part
-        self.out = nn.Linear(width, part.stride**2 * part.channels)
+        self.out = nn.Linear(site.width, part.stride**2 * part.channels)
 
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         grid = ctx.extra(Grid)

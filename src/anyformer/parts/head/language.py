@@ -42,11 +42,8 @@ class LMHead(Head, sees="itself", called=("language model head", "unembedding"))
     def reaches(self) -> Sees | None:
         return farthest("itself", self.transform)
 
-    def build(self, site: Site) -> nn.Module:
-        return LMHeadModule(self, site)
 
-
-class LMHeadModule(HeadModule, ComputesTensors):
+class LMHeadModule(HeadModule, ComputesTensors, of=LMHead):
     offset: Tensor | None
 
     def __init__(self, part: LMHead, site: Site) -> None:

@@ -17,7 +17,7 @@ from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import Kind
 from anyformer.runtime.taps import TapNames
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count
 from anyformer.specs.part import Site
 
 
@@ -36,18 +36,12 @@ class LikelySpans(Head, sees="all"):
     input_kinds: ClassVar[Mapping[str, Kind]] = {"cls_index": "integers", "p_mask": "mask"}
     requires: ClassVar[tuple[str, ...]] = ("a row of tokens",)  # labels are token indices
 
-    starts: int = 5  # N, number of starts to return
-    ends: int = 5  # number of ends to return per start
+    starts: Count = 5  # N, number of starts to return
+    ends: Count = 5  # number of ends to return per start
     norm: Norm = LayerNorm()
 
-    def check(self) -> None:
-        at_least(self, 1, "starts", "ends")
 
-    def build(self, site: Site) -> nn.Module:
-        return LikelySpansModule(self, site)
-
-
-class LikelySpansModule(HeadModule):
+class LikelySpansModule(HeadModule, of=LikelySpans):
     tapped: ClassVar[TapNames] = {"start": None}
 
     def __init__(self, part: LikelySpans, site: Site) -> None:

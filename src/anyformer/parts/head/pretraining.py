@@ -43,9 +43,6 @@ class PretrainingHead(Head):
     pool: Pool
     tokens_alone: bool = False  # without pair labels, return the token loss (BigBird); False: return no loss
 
-    def build(self, site: Site) -> nn.Module:
-        return PretrainingModule(self, site)
-
 
 class SentenceOrderHead(PretrainingHead, called=("SOP", "sentence order prediction")):
     """Masked tokens, and which of two segments of a text comes first [Lan et al. 2020]."""
@@ -55,7 +52,7 @@ class SentenceOrderHead(PretrainingHead, called=("SOP", "sentence order predicti
     output: ClassVar[str] = "sop_logits"
 
 
-class PretrainingModule(HeadModule):
+class PretrainingModule(HeadModule, of=PretrainingHead):
     tapped: ClassVar[TapNames] = {"lm": None}
 
     lm: Any

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.span import SpanHead, SpanModule
@@ -42,13 +42,10 @@ class QuestionHead(SpanHead, sees="all"):
     def causal_alternative(self) -> str:
         return repr(SpanHead(dropout=self.dropout))
 
-    def build(self, site: Site) -> nn.Module:
-        return QuestionModule(self, site)
 
-
-class QuestionModule(SpanModule):
+class QuestionModule(SpanModule, of=QuestionHead):
     def __init__(self, part: QuestionHead, site: Site) -> None:
-        super().__init__(site.width, part.dropout)
+        super().__init__(part, site)
         self.separator = part.separator
         self.feedforward = part.feedforward.build(site.child("feedforward"))
         self.norm = part.norm.build(site.child("norm"))

@@ -22,14 +22,11 @@ class PairHead(Head, sees="itself"):
     requires: ClassVar[tuple[str, ...]] = ("pairs",)
     remembers: ClassVar[bool] = False
 
-    def build(self, site: Site) -> nn.Module:
-        return PairModule(site.width)
 
-
-class PairModule(HeadModule):
-    def __init__(self, width: int) -> None:
+class PairModule(HeadModule, of=PairHead):
+    def __init__(self, part: PairHead, site: Site) -> None:
         super().__init__()
-        self.out = nn.Linear(width, 1)
+        self.out = nn.Linear(site.width, 1)
 
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         return {"predictions": self.out(x[:, ::KINDS]).squeeze(-1)}  # (B, N)

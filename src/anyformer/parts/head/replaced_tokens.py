@@ -21,16 +21,13 @@ class DetectHead(Head):
 
     activation: Activation = "gelu"
 
-    def build(self, site: Site) -> nn.Module:
-        return DetectModule(self, site.width)
 
-
-class DetectModule(HeadModule):
-    def __init__(self, part: DetectHead, width: int) -> None:
+class DetectModule(HeadModule, of=DetectHead):
+    def __init__(self, part: DetectHead, site: Site) -> None:
         super().__init__()
-        self.dense = nn.Linear(width, width)
+        self.dense = nn.Linear(site.width, site.width)
         self.activation = ACTIVATIONS[part.activation]
-        self.out = nn.Linear(width, 1)
+        self.out = nn.Linear(site.width, 1)
 
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         return {"logits": self.out(self.activation(self.dense(x))).squeeze(-1)}

@@ -13,13 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.capture import can_read_values
+from anyformer.parts.base import PartModule
 from anyformer.parts.feedforward.balance import Balance
 from anyformer.parts.head.base import Head, HeadModule, NamedTensors, Outputs
 from anyformer.parts.head.losses import Loss
 from anyformer.parts.head.pool import Pool
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import Kind
-from anyformer.specs.checks import at_least, positive
+from anyformer.specs.field_types import Count, Natural, NonNegative, Positive
 from anyformer.specs.part import Site
 
 
@@ -27,18 +28,12 @@ class ProjectionHead(Head, called=("projection", "CLIP projection")):
     """Projects the pooled sequence to one vector, returned under its published name."""
 
     pool: Pool
-    width: int  # of the vector
+    width: Count  # of the vector
     name: Literal["text_embeds", "image_embeds", "video_embeds", "audio_embeds"] = "text_embeds"
     balance: Balance | None = None  # load-balancing losses of experts, in training or with output_router_logits
 
-    def check(self) -> None:
-        at_least(self, 1, "width")
 
-    def build(self, site: Site) -> nn.Module:
-        return ProjectionModule(self, site)
-
-
-class ProjectionModule(HeadModule):
+class ProjectionModule(HeadModule, of=ProjectionHead):
     def __init__(self, part: ProjectionHead, site: Site) -> None:
         super().__init__()
         self.name, self.balance = part.name, part.balance
@@ -62,12 +57,9 @@ class SimilarityHead(Head, sees="itself", called=("contrastive head", "CLIP", "c
 
     scale: float = 2.6592  # initial logarithm of the factor
 
-    def build(self, site: Site) -> nn.Module:
-        return SimilarityModule(self)
 
-
-class SimilarityModule(nn.Module):
-    def __init__(self, part: SimilarityHead) -> None:
+class SimilarityModule(PartModule, of=SimilarityHead):
+    def __init__(self, part: SimilarityHead, site: Site) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(part.scale))
         self.starts = {"scale": part.scale}
@@ -114,20 +106,12 @@ class SpacesHead(Head, sees="itself", called=("VATT", "MIL-NCE")):
     inputs: ClassVar[tuple[str, ...]] = ("return_loss",)
     requires: ClassVar[tuple[str, ...]] = ("three towers",)
 
-    width: int  # of the space of videos and texts
-    temperature: float = 0.07
-    weight: float = 1.0  # of the text loss
-
-    def check(self) -> None:
-        at_least(self, 1, "width")
-        at_least(self, 0, "weight")
-        positive(self, "temperature")
-
-    def build(self, site: Site) -> nn.Module:
-        return SpacesModule(self, site)
+    width: Count  # of the space of videos and texts
+    temperature: Positive = 0.07
+    weight: NonNegative = 1.0  # of the text loss
 
 
-class SpacesModule(nn.Module):
+class SpacesModule(PartModule, of=SpacesHead):
     def __init__(self, part: SpacesHead, site: Site) -> None:
         super().__init__()
         self.part = part
@@ -188,27 +172,22 @@ class HiddenSpansHead(Head, sees="itself", called=("MERLOT Reserve", "contrastiv
     }
     requires: ClassVar[tuple[str, ...]] = ("hidden spans",)
 
-    width: int  # of the compared vectors
-    text: int  # token id of a hidden text span
-    audio: int  # token id of a hidden audio span
+    width: Count  # of the compared vectors
+    text: Natural  # token id of a hidden text span
+    audio: Natural  # token id of a hidden audio span
     scale: float = 2.6592  # initial logarithm of the cosines' factor
 
     def check(self) -> None:
-        at_least(self, 1, "width")
-        at_least(self, 0, "text", "audio")
         if self.text == self.audio:
             raise ValueError(f"HiddenSpansHead.text and audio are both {self.text}; they must be different tokens")
 
-    def build(self, site: Site) -> nn.Module:
-        return HiddenSpansModule(self, site)
 
-
-class HiddenSpansModule(nn.Module):
+class HiddenSpansModule(PartModule, of=HiddenSpansHead):
     def __init__(self, part: HiddenSpansHead, site: Site) -> None:
         super().__init__()
         self.part = part
         self.project = nn.Linear(site.width, part.width)
-        self.compare = SimilarityModule(SimilarityHead(scale=part.scale))
+        self.compare = SimilarityHead(scale=part.scale).build(site.child("compare"))
 
     def forward(self, x: Tensor, ids: Tensor, spans: dict[str, Tensor], inputs: dict[str, Any]) -> Outputs:
         """Compare x (B, T, D) at the tokens `ids` (B, T) with the hidden spans' vectors, (S, width) per kind."""

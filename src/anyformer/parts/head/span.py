@@ -25,15 +25,12 @@ class SpanHead(Head, called=("question answering", "extractive QA", "span predic
 
     dropout: float = 0.0
 
-    def build(self, site: Site) -> nn.Module:
-        return SpanModule(site.width, self.dropout)
 
-
-class SpanModule(HeadModule):
-    def __init__(self, width: int, dropout: float) -> None:
+class SpanModule(HeadModule, of=SpanHead):
+    def __init__(self, part: SpanHead, site: Site) -> None:
         super().__init__()
-        self.dropout = dropout
-        self.out = nn.Linear(width, 2)
+        self.dropout = part.dropout
+        self.out = nn.Linear(site.width, 2)
 
     def scores(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
         """(B, T, 2)"""

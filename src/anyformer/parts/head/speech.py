@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.parts.base import PartModule
 from anyformer.parts.embedding.spectrogram import TimeConvolution
 from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.parts.head.losses import Loss, class_loss
@@ -18,7 +19,7 @@ from anyformer.parts.layer_mix import Neck
 from anyformer.parts.norm import Norm
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import check_shape
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.part import Part, Site
 
 
@@ -27,30 +28,23 @@ class ConvolutionAdapter(Part, sees="all"):
 
     requires: ClassVar[tuple[str, ...]] = ("a waveform",)  # padded on the right
 
-    width: int
-    depth: int = 3
-    kernel: int = 3
-    stride: int = 2
+    width: Count
+    depth: Natural = 3
+    kernel: Count = 3
+    stride: Count = 2
     layer_drop: float = 0.0  # chance to skip a layer in training
-
-    def check(self) -> None:
-        at_least(self, 1, "width", "kernel", "stride")
-        at_least(self, 0, "depth")
 
     @property
     def causal_alternative(self) -> str:
         return "None"
 
-    def build(self, site: Site) -> nn.Module:
-        return ConvolutionAdapterModule(self, site.width)
 
-
-class ConvolutionAdapterModule(nn.Module):
-    def __init__(self, part: ConvolutionAdapter, width: int) -> None:
+class ConvolutionAdapterModule(PartModule, of=ConvolutionAdapter):
+    def __init__(self, part: ConvolutionAdapter, site: Site) -> None:
         super().__init__()
         self.part = part
-        changes = part.width != width
-        self.project = nn.Linear(width, part.width) if changes else None
+        changes = part.width != site.width
+        self.project = nn.Linear(site.width, part.width) if changes else None
         self.norm = nn.LayerNorm(part.width) if changes else None
         self.convolutions = nn.ModuleList(
             TimeConvolution(part.width, 2 * part.width, part.kernel, part.stride) for _ in range(part.depth)
@@ -79,11 +73,8 @@ class SpeechNeck(Neck, sees="itself"):
     def out_width(self, width: int) -> int:
         return width if self.adapter is None else self.adapter.width
 
-    def build(self, site: Site) -> nn.Module:
-        return SpeechNeckModule(self, site)
 
-
-class SpeechNeckModule(nn.Module):
+class SpeechNeckModule(PartModule, of=SpeechNeck):
     def __init__(self, part: SpeechNeck, site: Site) -> None:
         super().__init__()
         self.norm = part.norm.build(site.child("norm")) if part.norm else None
@@ -115,14 +106,11 @@ class FrameHead(Head):
 
     num_labels: int
 
-    def build(self, site: Site) -> nn.Module:
-        return FrameModule(self, site.width)
 
-
-class FrameModule(HeadModule):
-    def __init__(self, part: FrameHead, width: int) -> None:
+class FrameModule(HeadModule, of=FrameHead):
+    def __init__(self, part: FrameHead, site: Site) -> None:
         super().__init__()
-        self.out = nn.Linear(width, part.num_labels)
+        self.out = nn.Linear(site.width, part.num_labels)
 
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         return {"logits": self.out(x)}

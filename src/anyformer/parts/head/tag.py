@@ -27,15 +27,12 @@ class TagHead(
     counts_pads: bool = True  # labels of padding count unless they are -100; False: they are ignored (XLM-R XL)
     bias: bool = True
 
-    def build(self, site: Site) -> nn.Module:
-        return TagModule(self, site.width)
 
-
-class TagModule(HeadModule):
-    def __init__(self, part: TagHead, width: int) -> None:
+class TagModule(HeadModule, of=TagHead):
+    def __init__(self, part: TagHead, site: Site) -> None:
         super().__init__()
         self.dropout, self.counts_pads = part.dropout, part.counts_pads
-        self.out = nn.Linear(width, part.num_labels, bias=part.bias)
+        self.out = nn.Linear(site.width, part.num_labels, bias=part.bias)
 
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         return {"logits": self.out(F.dropout(x, self.dropout) if self.training and self.dropout else x)}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from anyformer.parts.embedding.trajectory import KINDS
 from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.runtime.context import Context
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count
 from anyformer.specs.part import Site
 
 
@@ -19,26 +19,20 @@ class TrajectoryHead(Head, sees="itself"):
     requires: ClassVar[tuple[str, ...]] = ("time steps",)
     remembers: ClassVar[bool] = False
 
-    state_width: int
-    action_width: int
+    state_width: Count
+    action_width: Count
     bounded: bool = True  # predicted actions are between -1 and 1 (tanh)
 
-    def check(self) -> None:
-        at_least(self, 1, "state_width", "action_width")
 
-    def build(self, site: Site) -> nn.Module:
-        return TrajectoryModule(self, site.width)
-
-
-class TrajectoryModule(HeadModule):
+class TrajectoryModule(HeadModule, of=TrajectoryHead):
     unlisted = ("last_hidden_state", "hidden_states", "attentions")
 
-    def __init__(self, part: TrajectoryHead, width: int) -> None:
+    def __init__(self, part: TrajectoryHead, site: Site) -> None:
         super().__init__()
         self.bounded = part.bounded
-        self.state = nn.Linear(width, part.state_width)
-        self.action = nn.Linear(width, part.action_width)
-        self.to_go = nn.Linear(width, 1)
+        self.state = nn.Linear(site.width, part.state_width)
+        self.action = nn.Linear(site.width, part.action_width)
+        self.to_go = nn.Linear(site.width, 1)
 
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         _, states, actions = x.unflatten(1, (-1, KINDS)).unbind(2)  # (B, N, D) each

@@ -15,7 +15,7 @@ from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.parts.head.losses import Loss, check_labels, class_loss
 from anyformer.parts.init import Normal
 from anyformer.runtime.context import Context
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count
 from anyformer.specs.part import Site
 
 
@@ -25,16 +25,15 @@ class XVectorHead(Head, sees="all"):
 
     inputs: ClassVar[tuple[str, ...]] = ("labels",)
 
-    num_labels: int
+    num_labels: Count
     widths: tuple[int, ...] = (512, 512, 512, 512, 1500)
     kernels: tuple[int, ...] = (5, 3, 3, 1, 1)
     dilations: tuple[int, ...] = (1, 2, 3, 1, 1)
-    width: int = 512  # P
+    width: Count = 512  # P
     scale: float = 30.0
     margin: float = 0.4
 
     def check(self) -> None:
-        at_least(self, 1, "num_labels", "width")
         if not len(self.widths) == len(self.kernels) == len(self.dilations) > 0:
             sizes = f"{len(self.widths)} widths, {len(self.kernels)} kernels, {len(self.dilations)} dilations"
             raise ValueError(f"XVectorHead has {sizes}; give the same number of each, at least one")
@@ -46,15 +45,12 @@ class XVectorHead(Head, sees="all"):
         """Receptive field of the last layer, in frames."""
         return 1 + sum((kernel - 1) * dilation for kernel, dilation in zip(self.kernels, self.dilations, strict=True))
 
-    def build(self, site: Site) -> nn.Module:
-        return XVectorModule(self, site.width)
 
-
-class XVectorModule(HeadModule):
-    def __init__(self, part: XVectorHead, width: int) -> None:
+class XVectorModule(HeadModule, of=XVectorHead):
+    def __init__(self, part: XVectorHead, site: Site) -> None:
         super().__init__()
         self.part = part
-        self.project = nn.Linear(width, part.widths[0])
+        self.project = nn.Linear(site.width, part.widths[0])
         before = (part.widths[0], *part.widths)
         self.layers = nn.ModuleList(
             nn.Linear(size * kernel, out) for size, kernel, out in zip(before, part.kernels, part.widths, strict=False)

@@ -13,10 +13,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from anyformer.parts.base import PartModule
 from anyformer.parts.computed import Computed
 from anyformer.parts.position import dependency_tree
 from anyformer.runtime.context import Context, at_places
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.part import Part, Sees, Site
 
 
@@ -33,13 +34,13 @@ class AttentionPosition(Part):
 class HeadwisePosition(AttentionPosition):
     """A scheme with parameters per head."""
 
-    num_heads: int
+    num_heads: Count
 
 
 Projections = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]  # a mixer's projections to queries and keys
 
 
-class AttentionPositionModule(nn.Module):
+class AttentionPositionModule(PartModule):
     has_values: bool = False  # `values` adds a term to the mixed values, which needs the eager kernel
     turns_stream: bool = False  # `source` rotates the input, head by head
     needs_width: int | None = None  # width of its vectors that the attention projects; None: there are none
@@ -105,9 +106,10 @@ class BucketedBias(HeadwisePosition, sees="itself", called=("T5 bias", "relative
     both_ways: bool = True  # separate buckets for later keys, which a decoder never sees
 
     def check(self) -> None:
-        at_least(self, 1, "num_heads")
-        at_least(self, 4 if self.both_ways else 2, "num_buckets")
-        exact = self.num_buckets // (4 if self.both_ways else 2)
+        least = 4 if self.both_ways else 2
+        if self.num_buckets < least:
+            raise ValueError(f"BucketedBias.num_buckets is {self.num_buckets}; it must be at least {least}")
+        exact = self.num_buckets // least
         if self.max_distance <= exact:
             raise ValueError(f"BucketedBias.max_distance is {self.max_distance}; it must be above {exact}")
 
@@ -115,12 +117,9 @@ class BucketedBias(HeadwisePosition, sees="itself", called=("T5 bias", "relative
     def can_share(self) -> bool:
         return True
 
-    def build(self, site: Site) -> nn.Module:
-        return BucketedBiasModule(self)
 
-
-class BucketedBiasModule(AttentionPositionModule):
-    def __init__(self, part: BucketedBias) -> None:
+class BucketedBiasModule(AttentionPositionModule, of=BucketedBias):
+    def __init__(self, part: BucketedBias, site: Site) -> None:
         super().__init__()
         self.part = part
         self.table = nn.Embedding(part.num_buckets, part.num_heads)
@@ -150,12 +149,9 @@ class Distance(AttentionPosition):
     """A scheme with one entry per distance key - query; distances beyond `before` and `after` share the last entry.
     With `tree`, distances are measured in a dependency tree (see `dependency_tree.distances`), not in the row."""
 
-    before: int  # largest distance to an earlier key
-    after: int | None = None  # largest distance to a later key; default: `before`
+    before: Natural  # largest distance to an earlier key
+    after: Natural | None = None  # largest distance to a later key; default: `before`
     tree: bool = False  # distances in the dependency tree
-
-    def check(self) -> None:
-        at_least(self, 0, "before", "after")
 
     @property
     def requires(self) -> tuple[str, ...]:
@@ -199,20 +195,13 @@ class DistanceModule(AttentionPositionModule):
 class DistanceBias(Distance, HeadwisePosition, sees="itself"):
     """One learned scalar per head and distance, r_(i-j), added to the scores."""
 
-    def check(self) -> None:
-        super().check()
-        at_least(self, 1, "num_heads")
-
     @property
     def can_share(self) -> bool:
         return not self.tree  # a tree belongs to a batch
 
-    def build(self, site: Site) -> nn.Module:
-        return DistanceBiasModule(self)
 
-
-class DistanceBiasModule(DistanceModule):
-    def __init__(self, part: DistanceBias) -> None:
+class DistanceBiasModule(DistanceModule, of=DistanceBias):
+    def __init__(self, part: DistanceBias, site: Site) -> None:
         super().__init__(part)
         self.table = nn.Embedding(part.size, part.num_heads)
 
@@ -229,16 +218,13 @@ class RelativeVectors(Distance, sees="itself", called=("Shaw", "relative positio
 
     values: bool = True  # add vectors to the values too
 
-    def build(self, site: Site) -> nn.Module:
-        return RelativeVectorsModule(self, site.width)
 
-
-class RelativeVectorsModule(DistanceModule):
-    def __init__(self, part: RelativeVectors, head_width: int) -> None:
+class RelativeVectorsModule(DistanceModule, of=RelativeVectors):
+    def __init__(self, part: RelativeVectors, site: Site) -> None:
         super().__init__(part)
         self.has_values = part.values
-        self.key_table = nn.Embedding(part.size, head_width)
-        self.value_table = nn.Embedding(part.size, head_width) if part.values else None
+        self.key_table = nn.Embedding(part.size, site.width)
+        self.value_table = nn.Embedding(part.size, site.width) if part.values else None
 
     def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
         # q . (k + a) = q . k + q . a: compute q . a for all R vectors, then select one per key
@@ -259,19 +245,13 @@ class Alibi(HeadwisePosition, sees="itself", called=("linear biases",)):
     unpadded: bool = False  # pads do not count in distances (BLOOM)
     signed: bool = False  # later keys score higher (BLOOM)
 
-    def check(self) -> None:
-        at_least(self, 1, "num_heads")
-
     @property
     def can_share(self) -> bool:
         return True
 
-    def build(self, site: Site) -> nn.Module:
-        return AlibiModule(self)
 
-
-class AlibiModule(AttentionPositionModule):
-    def __init__(self, part: Alibi) -> None:
+class AlibiModule(AttentionPositionModule, of=Alibi):
+    def __init__(self, part: Alibi, site: Site) -> None:
         super().__init__()
         self.slopes = Computed(lambda: alibi_slopes(part.num_heads))
         self.unpadded, self.signed, self.key = part.unpadded, part.signed, f"alibi {part!r}"

@@ -16,7 +16,7 @@ from anyformer.parts.norm import Norm
 from anyformer.parts.position.bias import AttentionPositionModule, HeadwisePosition, Projections, distance_in
 from anyformer.parts.unused import mark_unused
 from anyformer.runtime.context import Context
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count, Natural, TwoOrMore
 from anyformer.specs.messages import quote
 from anyformer.specs.part import LayerSharing, Site
 
@@ -26,22 +26,18 @@ class Disentangled(HeadwisePosition, sees="itself", called=("DeBERTa", "disentan
     r = i - j [He et al. 2021]. All layers use the vectors of the first layer. As published, the attention's `scale` is
     1 / sqrt(n K) for a sum of n terms."""
 
-    reach: int = 512  # larger distances share the last vector; 0: no vectors
-    buckets: int | None = None  # number of vectors per direction; far distances share one; default: reach
+    reach: Natural = 512  # larger distances share the last vector; 0: no vectors
+    buckets: TwoOrMore | None = None  # number of vectors per direction; far distances share one; default: reach
     by_query: bool = True  # q_i K_r, "content to position"
     by_key: bool = True  # k_j Q_r, "position to content"
     own: bool = True  # separate projections for the vectors; otherwise the attention's projections
     bias: str = "qk"  # separate projections that have a bias
-    width: int | None = None  # width of the vectors; default: num_heads * head width
+    width: Count | None = None  # width of the vectors; default: num_heads * head width
     norm: Norm | None = None  # norm of the vectors
-    dropout: float = 0.0  # on the vectors
+    dropout: Chance = 0.0  # on the vectors
     shared: bool = True  # all layers use the vectors of the first; otherwise each has its own
 
     def check(self) -> None:
-        at_least(self, 1, "num_heads", "width")
-        at_least(self, 0, "reach")
-        at_least(self, 2, "buckets")
-        chance(self, "dropout")
         if set(self.bias) - set("qk"):
             raise ValueError(f"Disentangled.bias is {quote(self.bias)}; use only letters of 'qk'")
 
@@ -59,11 +55,8 @@ class Disentangled(HeadwisePosition, sees="itself", called=("DeBERTa", "disentan
     def reads(self) -> bool:
         return self.each_way > 0 and (self.by_query or self.by_key)
 
-    def build(self, site: Site) -> nn.Module:
-        return DisentangledModule(self, site)
 
-
-class DisentangledModule(AttentionPositionModule):
+class DisentangledModule(AttentionPositionModule, of=Disentangled):
     def __init__(self, part: Disentangled, site: Site) -> None:
         super().__init__()
         H, K = part.num_heads, site.width

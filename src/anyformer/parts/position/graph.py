@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from anyformer.parts.base import AbsolutePosition, InputPosition
 from anyformer.parts.position.bias import AttentionPositionModule, HeadwisePosition
 from anyformer.runtime.context import Context
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.part import Site
 
 
@@ -72,23 +72,17 @@ class DegreeCentrality(AbsolutePosition, sees="all", called=("centrality encodin
     requires: ClassVar[tuple[str, ...]] = ("a row of tokens",)
     numbered: ClassVar[bool] = False
 
-    most: int = 16  # larger degrees share the last vector
-
-    def check(self) -> None:
-        at_least(self, 1, "most")
+    most: Count = 16  # larger degrees share the last vector
 
     @property
     def causal_alternative(self) -> str:
         return "Learned(length=...)"
 
-    def build(self, site: Site) -> nn.Module:
-        return DegreeCentralityModule(self, site.width)
 
-
-class DegreeCentralityModule(InputPosition):
-    def __init__(self, part: DegreeCentrality, width: int) -> None:
+class DegreeCentralityModule(InputPosition, of=DegreeCentrality):
+    def __init__(self, part: DegreeCentrality, site: Site) -> None:
         super().__init__()
-        self.into, self.out = (nn.Embedding(part.most + 1, width) for _ in range(2))
+        self.into, self.out = (nn.Embedding(part.most + 1, site.width) for _ in range(2))
 
     def add(self, x: Tensor, ctx: Context) -> Tensor:
         linked = edges_of(ctx) != 0
@@ -106,23 +100,16 @@ class ShortestPathBias(
     reads_graph: ClassVar[bool] = True
     requires: ClassVar[tuple[str, ...]] = ("a row of tokens",)
 
-    reach: int = 8  # longer paths count as no path
-    edge_kinds: int = 0  # number of edge kinds with scalars; 0: kinds are ignored
-
-    def check(self) -> None:
-        at_least(self, 1, "num_heads", "reach")
-        at_least(self, 0, "edge_kinds")
+    reach: Count = 8  # longer paths count as no path
+    edge_kinds: Natural = 0  # number of edge kinds with scalars; 0: kinds are ignored
 
     @property
     def causal_alternative(self) -> str:
         return f"Alibi(num_heads={self.num_heads})"
 
-    def build(self, site: Site) -> nn.Module:
-        return ShortestPathBiasModule(self)
 
-
-class ShortestPathBiasModule(AttentionPositionModule):
-    def __init__(self, part: ShortestPathBias) -> None:
+class ShortestPathBiasModule(AttentionPositionModule, of=ShortestPathBias):
+    def __init__(self, part: ShortestPathBias, site: Site) -> None:
         super().__init__()
         self.part, H = part, part.num_heads
         self.table = nn.Embedding(part.reach + 2, H)

@@ -18,7 +18,7 @@ from anyformer.parts.position.absolute import AttentionPositionModule
 from anyformer.parts.position.bias import HeadwisePosition, distance
 from anyformer.parts.position.rotary import Rope, RopeModule, frequencies
 from anyformer.runtime.context import Context, at_places
-from anyformer.specs.checks import chance
+from anyformer.specs.field_types import Chance
 from anyformer.specs.part import Site
 
 
@@ -28,10 +28,7 @@ class RelativeSinusoids(HeadwisePosition, sees="itself", called=("Transformer-XL
 
     base: float = 10000.0
     width: int | None = None  # width of the sinusoids; default: num_heads * head width
-    dropout: float = 0.0  # on the sinusoids, the same in all layers
-
-    def check(self) -> None:
-        chance(self, "dropout")
+    dropout: Chance = 0.0  # on the sinusoids, the same in all layers
 
     def build(self, site: Site) -> RelativeSinusoidsModule:
         if (self.width or self.num_heads * site.width) % 2:

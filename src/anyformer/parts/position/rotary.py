@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from anyformer.parts.computed import Computed
 from anyformer.parts.position.bias import AttentionPosition, AttentionPositionModule
 from anyformer.runtime.context import Context
-from anyformer.specs.checks import at_least, positive
+from anyformer.specs.field_types import Count, Positive, TwoOrMore
 from anyformer.specs.part import Part, Site
 
 
@@ -25,10 +25,7 @@ class RopeScaling(Part):
 class LinearScaling(RopeScaling, sees="itself", called=("position interpolation",)):
     """Divides positions by a factor [Chen et al. 2023]."""
 
-    factor: float
-
-    def check(self) -> None:
-        positive(self, "factor")
+    factor: Positive
 
 
 class DynamicScaling(RopeScaling, sees="itself", called=("NTK",)):
@@ -37,12 +34,8 @@ class DynamicScaling(RopeScaling, sees="itself", called=("NTK",)):
 
     length_dependent: ClassVar[bool] = True
 
-    factor: float
-    length: int
-
-    def check(self) -> None:
-        positive(self, "factor")
-        at_least(self, 1, "length")
+    factor: Positive
+    length: Count
 
 
 class LongScaling(RopeScaling, sees="itself", called=("LongRoPE",)):
@@ -53,13 +46,11 @@ class LongScaling(RopeScaling, sees="itself", called=("LongRoPE",)):
 
     short: tuple[float, ...]
     long: tuple[float, ...]
-    length: int  # length of training texts
-    factor: float = 1.0  # extension of that length; determines the default of attention_factor
+    length: TwoOrMore  # length of training texts
+    factor: Positive = 1.0  # extension of that length; determines the default of attention_factor
     attention_factor: float | None = None  # multiplies queries and keys
 
     def check(self) -> None:
-        positive(self, "factor")
-        at_least(self, 2, "length")
         if not all(each > 0 for each in (*self.short, *self.long)):
             raise ValueError("LongScaling.short and long must contain only numbers above 0")
 
@@ -68,10 +59,9 @@ class ProportionalScaling(RopeScaling, sees="itself"):
     """Rotates only a share of the channel pairs, those with the highest frequencies."""
 
     share: float = 1.0
-    factor: float = 1.0  # divides positions
+    factor: Positive = 1.0  # divides positions
 
     def check(self) -> None:
-        positive(self, "factor")
         if not 0 <= self.share <= 1:
             raise ValueError(f"ProportionalScaling.share is {self.share}; it must be in [0, 1]")
 
@@ -79,43 +69,34 @@ class ProportionalScaling(RopeScaling, sees="itself"):
 class YarnScaling(RopeScaling, sees="itself", called=("YaRN",)):
     """Interpolates low frequencies, keeps high ones, and scales the scores [Peng et al. 2023]."""
 
-    factor: float
-    length: int  # length of training texts
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
+    factor: Positive
+    length: Count  # length of training texts
+    beta_fast: Positive = 32.0
+    beta_slow: Positive = 1.0
     attention_factor: float | None = None
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
 
-    def check(self) -> None:
-        positive(self, "factor", "beta_fast", "beta_slow")
-        at_least(self, 1, "length")
-
 
 class Llama3Scaling(RopeScaling, sees="itself"):
     """Keeps high frequencies, divides low ones, and blends in between [Llama 3.1, 2024]."""
 
-    factor: float
-    low_frequency_factor: float
+    factor: Positive
+    low_frequency_factor: Positive
     high_frequency_factor: float
-    length: int  # length of training texts
-
-    def check(self) -> None:
-        positive(self, "factor", "low_frequency_factor")
-        at_least(self, 1, "length")
+    length: Count  # length of training texts
 
 
 class Rope(AttentionPosition, sees="itself", called=("rotary", "RoFormer", "rotary position embedding")):
     """Rotary positions [Su et al. 2021]: pairs of a head's channels rotate by an angle proportional to the position."""
 
-    base: float = 10000.0
+    base: Positive = 10000.0
     interleaved: bool = False  # pairs are neighbours (GPT-J); otherwise channel i pairs with i + K/2 (NeoX, Llama)
-    fraction: float = 1.0  # share of the head's channels that rotate
+    fraction: Positive = 1.0  # share of the head's channels that rotate
     scaling: RopeScaling | None = None
 
     def check(self) -> None:
-        positive(self, "base", "fraction")
         if self.fraction > 1:
             raise ValueError(f"Rope.fraction is {self.fraction}; it must be in (0, 1]")
 

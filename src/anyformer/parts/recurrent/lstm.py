@@ -13,45 +13,37 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.kernels.capture import can_read_values
+from anyformer.parts.base import PartModule
 from anyformer.parts.init import Uniform
 from anyformer.parts.op import Op
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context
 from anyformer.runtime.stores import PerRow
 from anyformer.runtime.taps import TapNames
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count
 from anyformer.specs.part import Site
 
 
 class Recurrent(Op, sees="past"):
     """A recurrent network: each token changes a hidden state, which is also the output."""
 
-    width: int | None = None  # W; default: D; a different width is projected back to D
-
-    def check(self) -> None:
-        at_least(self, 1, "width")
+    width: Count | None = None  # W; default: D; a different width is projected back to D
 
 
 class LSTM(Recurrent, sees="past", called=("long short-term memory", "RNN", "recurrent")):
     """Three gates, computed from the token and the previous hidden state, decide what the cell keeps, what is written
     to it and what is read from it."""
 
-    def build(self, site: Site) -> nn.Module:
-        return LSTMModule(self, site)
-
 
 class GRU(Recurrent, sees="past", called=("gated recurrent unit",)):
     """One gate mixes the previous state with a candidate, another decides what the candidate sees of the state [Cho et
     al. 2014]. It has one state instead of the LSTM's two, and three products instead of four."""
 
-    def build(self, site: Site) -> nn.Module:
-        return GRUModule(self, site)
-
 
 State = tuple[Tensor, ...]  # (B, W) each; the first is the hidden state
 
 
-class RecurrentModule(nn.Module):
+class RecurrentModule(PartModule):
     tapped: ClassVar[TapNames] = {"mixed": None}
     states: ClassVar[tuple[str, ...]]
     num_gates: ClassVar[int]
@@ -119,7 +111,7 @@ class RecurrentModule(nn.Module):
         raise NotImplementedError
 
 
-class LSTMModule(RecurrentModule):
+class LSTMModule(RecurrentModule, of=LSTM):
     states = ("hidden", "cell")
     num_gates = 4  # write, keep, value, read
     kernel = torch.lstm
@@ -134,7 +126,7 @@ class LSTMModule(RecurrentModule):
         return torch.sigmoid(read) * torch.tanh(cell), cell
 
 
-class GRUModule(RecurrentModule):
+class GRUModule(RecurrentModule, of=GRU):
     states = ("hidden",)
     num_gates = 3  # reset, keep, value
     kernel = torch.gru

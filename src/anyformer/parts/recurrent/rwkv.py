@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.wkv import wkv, wkv_last, wkv_step
+from anyformer.parts.base import PartModule
 from anyformer.parts.init import Initializer, Value
 from anyformer.parts.op import Op
 from anyformer.parts.recurrent.mamba import PackedRows
@@ -21,62 +22,42 @@ from anyformer.parts.residual import Residual
 from anyformer.runtime.context import Context
 from anyformer.runtime.stores import PerRow, Store
 from anyformer.runtime.taps import TapNames
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.part import Site
 
 
 class TimeMix(Op, sees="past", called=("RWKV", "WKV", "time mixing")):
     """RWKV's attention: a gated average of the past, weighted by keys that decay at one rate per channel."""
 
-    width: int | None = None  # A; default: D
-    halve_every: int = 0  # see `Halved`
-
-    def check(self) -> None:
-        at_least(self, 1, "width")
-        at_least(self, 0, "halve_every")
-
-    def build(self, site: Site) -> nn.Module:
-        return TimeMixModule(self, site)
+    width: Count | None = None  # A; default: D
+    halve_every: Natural = 0  # see `Halved`
 
 
 class ChannelMix(Op, sees="past", called=("RWKV feed-forward", "channel mixing")):
     """RWKV's feed-forward: gate * down(relu(up)^2)."""
 
-    width: int  # F
-    halve_every: int = 0  # see `Halved`
-
-    def check(self) -> None:
-        at_least(self, 1, "width")
-        at_least(self, 0, "halve_every")
-
-    def build(self, site: Site) -> nn.Module:
-        return ChannelMixModule(self, site)
+    width: Count  # F
+    halve_every: Natural = 0  # see `Halved`
 
 
 class Halved(Residual, sees="itself"):
     """x + branch, halved in every `every`-th layer, only in evaluation, so that fp16 does not overflow. The branches of
     later layers, which would otherwise weigh more, are scaled down by their own `halve_every`."""
 
-    every: int  # layers
-
-    def check(self) -> None:
-        at_least(self, 1, "every")
-
-    def build(self, site: Site) -> nn.Module:
-        return HalvedModule((site.layer + 1) % self.every == 0)
+    every: Count  # layers
 
 
-class HalvedModule(nn.Module):
-    def __init__(self, halves: bool) -> None:
+class HalvedModule(PartModule, of=Halved):
+    def __init__(self, part: Halved, site: Site) -> None:
         super().__init__()
-        self.halves = halves
+        self.halves = (site.layer + 1) % part.every == 0
 
     def forward(self, x: Tensor, branch: Tensor) -> Tensor:
         x = x + branch
         return x / 2 if self.halves and not self.training else x
 
 
-class ShiftModule(nn.Module):
+class ShiftModule(PartModule):
     """Base class of both mixers: it blends each token with the previous one for the projections."""
 
     def __init__(self, part: Any, site: Site, *blends: str) -> None:
@@ -106,7 +87,7 @@ class ShiftModule(nn.Module):
         return x if self.training or self.share == 1.0 else x * self.share
 
 
-class TimeMixModule(ShiftModule):
+class TimeMixModule(ShiftModule, of=TimeMix):
     tapped: ClassVar[TapNames] = {"k": None, "v": None, "mixed": None, "out": "attentions"}  # `out` as published
 
     def __init__(self, part: TimeMix, site: Site) -> None:
@@ -154,7 +135,7 @@ class TimeMixModule(ShiftModule):
         return ctx.tap(self.address, "out", rows.unpack(self.o(y)))
 
 
-class ChannelMixModule(ShiftModule):
+class ChannelMixModule(ShiftModule, of=ChannelMix):
     def __init__(self, part: ChannelMix, site: Site) -> None:
         super().__init__(part, site, "mix_up", "mix_gate")
         self.up = nn.Linear(site.width, part.width, bias=False)

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 
 from anyformer.kernels.s4 import s4, s4_by_steps
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.base import PartModule
 from anyformer.parts.init import Initializer, Normal, Value
 from anyformer.parts.op import Op
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context
 from anyformer.runtime.stores import PerRow
 from anyformer.runtime.taps import TapNames
-from anyformer.specs.checks import at_least, positive
+from anyformer.specs.field_types import Positive, TwoOrMore
 from anyformer.specs.part import Site
 
 # -- initialisation ---------------------------------------------------------------------------------------------------
@@ -60,11 +61,8 @@ class ReadStates(Initializer):
 class LogUniform(Initializer):
     """The logarithm of numbers that are log-uniform between `low` and `high`."""
 
-    low: float
-    high: float
-
-    def check(self) -> None:
-        positive(self, "low", "high")
+    low: Positive
+    high: Positive
 
     def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
         tensor.uniform_(math.log(self.low), math.log(self.high), generator=generator)
@@ -77,25 +75,20 @@ class S4(Op, sees="past", called=("S4D", "structured state space", "HiPPO")):
     """A state space that is the same for every token: trained as one long convolution by Fourier transforms, decoded as
     a recurrence with a state of fixed size. Unlike in Mamba, what it keeps does not depend on the token."""
 
-    states: int = 64  # 2 N: complex states in conjugate pairs
+    states: TwoOrMore = 64  # 2 N: complex states in conjugate pairs
     activation: Activation = "gelu"  # applied to the output of the states
     gated: bool = True  # the output layer is a gated linear unit instead of a linear layer
-    step_low: float = 0.001  # lowest initial step dt of a channel; a state lasts about 1 / dt tokens
-    step_high: float = 0.1  # highest initial step
+    step_low: Positive = 0.001  # lowest initial step dt of a channel; a state lasts about 1 / dt tokens
+    step_high: Positive = 0.1  # highest initial step
 
     def check(self) -> None:
-        at_least(self, 2, "states")
-        positive(self, "step_low", "step_high")
         if self.step_low > self.step_high:
             raise ValueError(f"S4.step_low is {self.step_low}; it must be at most step_high, {self.step_high}")
         if self.states % 2:
             raise ValueError(f"S4.states is {self.states}; it must be even, because states are conjugate pairs")
 
-    def build(self, site: Site) -> nn.Module:
-        return S4Module(self, site)
 
-
-class S4Module(nn.Module):
+class S4Module(PartModule, of=S4):
     tapped: ClassVar[TapNames] = {"mixed": None}
 
     def __init__(self, part: S4, site: Site) -> None:

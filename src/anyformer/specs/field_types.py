@@ -1,0 +1,105 @@
+"""Types of fields with a range: `depth: Count`, `dropout: Chance`, `scale: Positive | None`.
+
+Type checkers see int or float. Parts check the range when they are made, and the JSON schema and `anyformer parts` show
+it. In a tuple or a table, it holds for every number. For other limits write `Annotated[int, Range(at_least=3)]`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import typing
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
+
+from anyformer.specs.frozen import Table
+
+NUMBERS = frozenset((int, float))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Range:
+    """Limits of a number. None: no limit."""
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+
+    @functools.cached_property
+    def low(self) -> float:
+        """The smallest number in the range, so that one comparison is enough."""
+        return math.nextafter(self.above, math.inf) if self.above is not None else _or(self.at_least, -math.inf)
+
+    @functools.cached_property
+    def high(self) -> float:
+        return math.nextafter(self.below, -math.inf) if self.below is not None else _or(self.at_most, math.inf)
+
+    def __str__(self) -> str:
+        if self.at_least is not None and self.below is not None:
+            return f"in [{self.at_least}, {self.below})"
+        limits = {"at least": self.at_least, "above": self.above, "at most": self.at_most, "below": self.below}
+        return " and ".join(f"{words} {limit:,}" for words, limit in limits.items() if limit is not None)
+
+    def check(self, value: Any, name: str) -> None:
+        """Raise ValueError if `value`, or a number in a tuple or a table, is out of range. Skip other values."""
+        if isinstance(value, (tuple, Table)):
+            for key, item in value.items() if isinstance(value, Table) else enumerate(value):
+                self.check(item, f"{name}.{key}")
+        elif type(value) in NUMBERS and not self.low <= value <= self.high:
+            raise ValueError(f"{name} is {value if value < self.high else f'{value:,}'}; it must be {self}")
+
+    def schema(self) -> dict[str, float]:
+        """Return the limits as keywords of a JSON schema."""
+        limits = {
+            "minimum": self.at_least,
+            "exclusiveMinimum": self.above,
+            "maximum": self.at_most,
+            "exclusiveMaximum": self.below,
+        }
+        return {keyword: limit for keyword, limit in limits.items() if limit is not None}
+
+
+Count = Annotated[int, Range(at_least=1)]
+Natural = Annotated[int, Range(at_least=0)]
+TwoOrMore = Annotated[int, Range(at_least=2)]
+Chance = Annotated[float, Range(at_least=0, below=1)]  # such as a dropout rate
+Positive = Annotated[float, Range(above=0)]
+NonNegative = Annotated[float, Range(at_least=0)]
+OneOrMore = Annotated[float, Range(at_least=1)]
+
+
+def _or(limit: float | None, default: float) -> float:
+    return default if limit is None else limit
+
+
+def _annotated_hints(cls: Any) -> dict[str, Any]:
+    """Return field name -> type with its range, for the fields of a Part."""
+    types = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: types[field.name] for field in dataclasses.fields(cls)}
+
+
+def _ranges(cls: Any) -> tuple[tuple[str, Range, float, float], ...]:
+    """Return (field, range, its lowest and its highest number) for the fields of a Part that have a range."""
+    fields = ((name, next(_ranges_in(hint), None)) for name, hint in annotated_hints(cls).items())
+    return tuple((name, limits, limits.low, limits.high) for name, limits in fields if limits is not None)
+
+
+def _ranges_in(hint: Any) -> Iterator[Range]:
+    for inner in typing.get_args(hint):
+        if isinstance(inner, Range):
+            yield inner
+        yield from _ranges_in(inner)
+
+
+annotated_hints: Callable[[Any], dict[str, Any]] = functools.cache(_annotated_hints)
+ranges: Callable[[Any], tuple[tuple[str, Range, float, float], ...]] = functools.cache(_ranges)
+
+
+def check_ranges(part: Any) -> None:
+    """Raise ValueError if a field of a Part is out of its range."""
+    for name, limits, low, high in ranges(type(part)):
+        value = getattr(part, name)
+        if value is not None and not (type(value) in NUMBERS and low <= value <= high):
+            limits.check(value, f"{type(part).__name__}.{name}")
