@@ -8,30 +8,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.scan import scan
+from anyformer.parts.base import PartModule
 from anyformer.parts.init import Initializer
 from anyformer.parts.op import Op
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context
 from anyformer.runtime.stores import PerRow
-from anyformer.specs.checks import at_least, positive
+from anyformer.specs.field_types import Count, Positive
 from anyformer.specs.part import Site
 
 
 class MovingAverage(Op, sees="past"):
     """h[t] = a h[t-1] + (1 - a) v[t]; the output is o(silu(gate) h[t]). The decay a of each channel is learned."""
 
-    width: int | None = None  # W; default: the width of the model
-    longest: float = 256.0  # initial half-life of the slowest channel, in tokens
-
-    def check(self) -> None:
-        at_least(self, 1, "width")
-        positive(self, "longest")
-
-    def build(self, site: Site) -> nn.Module:
-        return MovingAverageModule(self, site)
+    width: Count | None = None  # W; default: the width of the model
+    longest: Positive = 256.0  # initial half-life of the slowest channel, in tokens
 
 
-class MovingAverageModule(nn.Module):
+class MovingAverageModule(PartModule, of=MovingAverage):  # MovingAverage.build(site) returns it
     def __init__(self, part: MovingAverage, site: Site) -> None:
         super().__init__()
         self.address = site.address  # of this mixer's decoding state

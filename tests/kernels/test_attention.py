@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from anyformer.kernels import attention as kernels
 from anyformer.kernels.attention import Plan, Visible, attend
-from anyformer.parts.attention.scores import SoftCapModule
+from anyformer.parts.attention.scores import SoftCap
 from anyformer.parts.mask import FULL, Causal, Dilated, Global, Mask, Window
 from anyformer.parts.position.absolute import Alibi, BucketedBias
 from anyformer.runtime.visibility import see
@@ -57,8 +57,8 @@ def bias_of(kind: str, T: int, dtype: torch.dtype, device: str = "cpu") -> Tenso
     return torch.randn(B, H, T, T, generator=torch.Generator().manual_seed(1)).to(device, dtype).requires_grad_()
 
 
-def capped(bound: float | None) -> tuple[SoftCapModule, ...]:
-    return () if bound is None else (SoftCapModule(bound),)
+def capped(bound: float | None) -> tuple[nn.Module, ...]:
+    return () if bound is None else (SoftCap(bound=bound).build(Site(width=H)),)
 
 
 def with_weights(q: Tensor, k: Tensor, v: Tensor, visible: Visible, plan: Plan) -> tuple[Tensor, Tensor]:

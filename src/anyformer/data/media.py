@@ -14,7 +14,7 @@ from anyformer.data.source import Files, Row, Source
 from anyformer.inputs import recordings
 from anyformer.inputs.image import ENDINGS
 from anyformer.inputs.optional_library import need
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.messages import quote
 
 
@@ -71,10 +71,7 @@ class SoundFolder(Folder):
     """{"audio": (T,) between -1 and 1, "rate": samples per second, "label": class}, channels averaged. If `rate` is
     given, files with a different rate are skipped."""
 
-    rate: int | None = None
-
-    def check(self) -> None:
-        at_least(self, 1, "rate")
+    rate: Count | None = None
 
     def endings(self) -> tuple[str, ...]:
         return (".wav", ".flac", ".ogg", ".mp3")
@@ -142,15 +139,13 @@ class JoinedRecordings(Source):
     joined by spaces. All recordings of an example have the same value in the column `alike` (for example: speaker)."""
 
     source: Source
-    count: int
-    least: int = 2
+    count: Count
+    least: Count = 2
     most: int = 2
     alike: str | None = None
-    seed: int = 0
+    seed: Natural = 0
 
     def check(self) -> None:
-        at_least(self, 1, "count", "least")
-        at_least(self, 0, "seed")
         if self.most < self.least:
             raise ValueError(f"JoinedRecordings: most {self.most} must not be below least {self.least}")
         if self.columns:

@@ -13,6 +13,7 @@ from anyformer.kernels.capture import can_read_values
 from anyformer.models.call import Call, HeadInputs
 from anyformer.models.model import Model
 from anyformer.models.single_stack import DecoderModel, EncoderModel, OneStackModule
+from anyformer.parts.base import PartModule
 from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.parts.head.base import Outputs
 from anyformer.parts.projector import MLPProjector, Projector
@@ -45,11 +46,8 @@ class Tower(Part, sees="all"):
             if depth is not None and not -depth - 1 <= layer <= depth:
                 raise ValueError(f"Tower.layers: no hidden state {layer}; valid: {-depth - 1} to {depth}")
 
-    def build(self, site: Site) -> nn.Module:
-        return TowerModule(self, site)
 
-
-class TowerModule(nn.Module):
+class TowerModule(PartModule, of=Tower):
     def __init__(self, part: Tower, site: Site) -> None:
         super().__init__()
         self.part, self.reads = part, part.model.embedding.inputs[0]

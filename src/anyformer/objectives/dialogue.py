@@ -15,7 +15,7 @@ from anyformer.models.base import TransformerModule
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.examples import array, field
 from anyformer.objectives.objective import PERPLEXITY, Batch, Objective, Record, pad_rows, pad_texts
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import TwoOrMore
 
 
 class Dialogue(Objective, called=("SFT", "instruction tuning", "chat", "supervised fine-tuning")):
@@ -27,11 +27,8 @@ class Dialogue(Objective, called=("SFT", "instruction tuning", "chat", "supervis
     command: ClassVar[str] = "chat RUN"
     loss_metrics: ClassVar[tuple[str, ...]] = PERPLEXITY
 
-    length: int | None = None
+    length: TwoOrMore | None = None
     template: str | None = None  # default: the checkpoint's template
-
-    def check(self) -> None:
-        at_least(self, 2, "length")
 
     @property
     def columns(self) -> tuple[str, ...]:

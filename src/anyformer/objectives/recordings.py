@@ -14,7 +14,7 @@ from anyformer.inputs.recordings import AudioRecording
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import field, text_of
 from anyformer.objectives.objective import Batch, Example, Objective, Predictions, Predictor, Record, model_inputs
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, NonNegative
 from anyformer.specs.messages import quote
 
 LOUDEST = 32768  # records contain samples as 16-bit integers
@@ -41,12 +41,10 @@ class Sounds(Objective):
     window: int = 400
     hop: int = 160
     seconds: int = 30
-    speed: float = 0.0
-    noise: float = 0.0
+    speed: Chance = 0.0
+    noise: NonNegative = 0.0
 
     def check(self) -> None:
-        chance(self, "speed")
-        at_least(self, 0, "noise")
         self.processor  # noqa: B018  this checks the other fields
 
     @property

@@ -19,7 +19,7 @@ from anyformer.objectives.objective import (
     pad_rows,
     pad_texts,
 )
-from anyformer.specs.checks import chance
+from anyformer.specs.field_types import Chance
 
 
 class Rewrite(Objective):
@@ -28,10 +28,7 @@ class Rewrite(Objective):
 
     loss_metrics: ClassVar[tuple[str, ...]] = PERPLEXITY
 
-    smoothing: float = 0.0
-
-    def check(self) -> None:
-        chance(self, "smoothing")
+    smoothing: Chance = 0.0
 
     @property
     def plain(self) -> Self:

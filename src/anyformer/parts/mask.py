@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from anyformer.runtime.visibility import Rows
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.part import REACH, Part, Sees, farthest
 
 
@@ -149,11 +149,8 @@ class Window(Mask, sees="all", called=("sliding window", "local")):
     """At most `size` tokens back, the query included, and all later tokens; with `ahead`, at most `size` later ones.
     `Causal() & Window(size)` is Mistral's mask."""
 
-    size: int = dataclasses.field(kw_only=False)
+    size: Count = dataclasses.field(kw_only=False)
     ahead: bool = False
-
-    def check(self) -> None:
-        at_least(self, 1, "size")
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         near = (q - k < self.size) & (k >= 0)  # empty columns of a ring cache have negative indices
@@ -163,10 +160,7 @@ class Window(Mask, sees="all", called=("sliding window", "local")):
 class Dilated(Mask, sees="all", called=("dilated attention",)):
     """Every `step`-th token, counted from the query [Beltagy et al. 2020]."""
 
-    step: int = dataclasses.field(kw_only=False)
-
-    def check(self) -> None:
-        at_least(self, 1, "step")
+    step: Count = dataclasses.field(kw_only=False)
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         return (q - k) % self.step == 0
@@ -177,10 +171,7 @@ class Global(Mask, sees="all", called=("global attention", "global tokens")):
 
     counting: ClassVar[bool] = True
 
-    first: int = dataclasses.field(default=1, kw_only=False)
-
-    def check(self) -> None:
-        at_least(self, 1, "first")
+    first: Count = dataclasses.field(default=1, kw_only=False)
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         q, k = rows.in_text(b, q, k)
@@ -192,10 +183,7 @@ class SameBlock(Mask, sees="all", called=("chunked",)):
 
     counting: ClassVar[bool] = True
 
-    size: int = dataclasses.field(kw_only=False)
-
-    def check(self) -> None:
-        at_least(self, 1, "size")
+    size: Count = dataclasses.field(kw_only=False)
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         q, k = rows.in_text(b, q, k)
@@ -208,12 +196,8 @@ class BlockAndBefore(Mask, sees="all", called=("Image Transformer (1D)", "local 
 
     counting: ClassVar[bool] = True
 
-    size: int
-    before: int
-
-    def check(self) -> None:
-        at_least(self, 1, "size")
-        at_least(self, 0, "before")
+    size: Count
+    before: Natural
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         q, k = rows.in_text(b, q, k)
@@ -228,14 +212,12 @@ class GridBlocks(Mask, sees="all", called=("Image Transformer (2D)", "local 2D a
 
     counting: ClassVar[bool] = True
 
-    columns: int
+    columns: Count
     size: tuple[int, int]
-    above: int
-    beside: int
+    above: Natural
+    beside: Natural
 
     def check(self) -> None:
-        at_least(self, 1, "columns")
-        at_least(self, 0, "above", "beside")
         if min(self.size) < 1:
             raise ValueError(f"GridBlocks.size is {self.size}; a block has at least one row and one column")
 
@@ -250,10 +232,7 @@ class GridBlocks(Mask, sees="all", called=("Image Transformer (2D)", "local 2D a
 class Strided(Mask, sees="all", called=("Sparse Transformer", "strided attention")):
     """The last `stride` tokens, and every stride-th token before them [Child et al. 2019]; combine with Causal."""
 
-    stride: int = dataclasses.field(kw_only=False)
-
-    def check(self) -> None:
-        at_least(self, 1, "stride")
+    stride: Count = dataclasses.field(kw_only=False)
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         return ((q - k).abs() < self.stride) | ((q - k) % self.stride == 0)
@@ -264,11 +243,10 @@ class Fixed(Mask, sees="all"):
 
     counting: ClassVar[bool] = True
 
-    stride: int
-    summary: int = 1
+    stride: Count
+    summary: Count = 1
 
     def check(self) -> None:
-        at_least(self, 1, "stride", "summary")
         if self.summary > self.stride:
             raise ValueError(f"Fixed.summary is {self.summary}; a block has {self.stride} tokens")
 
@@ -282,10 +260,7 @@ class Axial(Mask, sees="all", called=("axial attention",)):
 
     counting: ClassVar[bool] = True
 
-    columns: int
-
-    def check(self) -> None:
-        at_least(self, 1, "columns")
+    columns: Count
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         q, k = rows.in_text(b, q, k)
@@ -297,13 +272,10 @@ class RandomBlocks(Mask, sees="all"):
 
     counting: ClassVar[bool] = True
 
-    size: int
-    per_row: int
-    num_blocks: int
+    size: Count
+    per_row: Count
+    num_blocks: Count
     seed: int = 0
-
-    def check(self) -> None:
-        at_least(self, 1, "size", "per_row", "num_blocks")
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         q, k = rows.in_text(b, q, k)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
+from anyformer.parts.base import PartModule
 from anyformer.parts.mask import Mask
+from anyformer.specs.field_types import Count
 from anyformer.specs.part import Part, Site
 
 
@@ -28,7 +30,7 @@ class Reshaping(Op):
     """An op whose output can have a different width than its input, or a coarser grid. Its Sublayer then needs a `skip`
     that changes the stream in the same way."""
 
-    out: int | None = None  # output width; default: the input width
+    out: Count | None = None  # output width; default: the input width
 
     @property
     def stride(self) -> tuple[int, ...]:
@@ -43,7 +45,7 @@ class Reshaping(Op):
         return self.out or width
 
 
-class InHeads(nn.Module):
+class InHeads(PartModule):
     """A mixer whose width is divided among heads."""
 
     hint: ClassVar[str] = ""  # end of the error message: how to fix it

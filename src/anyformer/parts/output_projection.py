@@ -6,10 +6,11 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from anyformer.parts.base import PartModule
 from anyformer.parts.layer_mix import Neck
 from anyformer.runtime.context import Context
 from anyformer.runtime.taps import TapNames
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count
 from anyformer.specs.part import Site
 
 
@@ -18,19 +19,13 @@ class OutputProjection(Neck, sees="itself"):
 
     linear: ClassVar[bool] = True
 
-    width: int
-
-    def check(self) -> None:
-        at_least(self, 1, "width")
+    width: Count
 
     def out_width(self, width: int) -> int:
         return self.width
 
-    def build(self, site: Site) -> nn.Module:
-        return OutputProjectionModule(self, site)
 
-
-class OutputProjectionModule(nn.Module):
+class OutputProjectionModule(PartModule, of=OutputProjection):
     tapped: ClassVar[TapNames] = {"projected": "hidden_states"}
 
     def __init__(self, part: OutputProjection, site: Site) -> None:

@@ -8,17 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.parts.init import Initializer, Normal
-from anyformer.specs.checks import positive
+from anyformer.specs.field_types import Positive
 
 
 class TruncatedNormal(Normal):
     """A normal distribution without values beyond `cutoff` standard deviations."""
 
-    cutoff: float = 2.0
-
-    def check(self) -> None:
-        super().check()
-        positive(self, "cutoff")
+    cutoff: Positive = 2.0
 
     def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
         std = self.std / math.sqrt(2 * depth) if self.residual else self.std
@@ -28,10 +24,7 @@ class TruncatedNormal(Normal):
 class TruncatedLeCun(Initializer):
     """Standard deviation 1 / sqrt(inputs) [LeCun et al. 1998], without values beyond `cutoff` standard deviations."""
 
-    cutoff: float = 2.0
-
-    def check(self) -> None:
-        positive(self, "cutoff")
+    cutoff: Positive = 2.0
 
     def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
         fill_truncated(

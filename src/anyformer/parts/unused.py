@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from anyformer.parts.base import InputPosition
+from anyformer.parts.base import InputPosition, PartModule
 from anyformer.parts.layer_mix import Neck
 from anyformer.parts.op import Op
 from anyformer.runtime.context import Context
@@ -22,7 +22,7 @@ def mark_unused(module: M) -> M:
     return module
 
 
-class PartlyUsed(nn.Module):
+class PartlyUsed(PartModule):
     """A module, such as experts, that uses only some of its parameters for a token."""
 
     unused: float  # the share of the parameters that a token does not use
@@ -36,11 +36,8 @@ class Unused(Op, sees="itself"):
     def reaches(self) -> Sees | None:
         return "itself"
 
-    def build(self, site: Site) -> nn.Module:
-        return UnusedModule(self, site)
 
-
-class UnusedModule(InputPosition):
+class UnusedModule(InputPosition, of=Unused):
     def __init__(self, part: Unused, site: Site) -> None:
         super().__init__()
         self.part = part.part.build(site.child("part"))
@@ -62,11 +59,8 @@ class UnusedNeck(Neck, sees="itself"):
     def reaches(self) -> Sees | None:
         return "itself"
 
-    def build(self, site: Site) -> nn.Module:
-        return UnusedNeckModule(self, site)
 
-
-class UnusedNeckModule(nn.Module):
+class UnusedNeckModule(PartModule, of=UnusedNeck):
     def __init__(self, part: UnusedNeck, site: Site) -> None:
         super().__init__()
         self.part = part.part.build(site.child("part"))

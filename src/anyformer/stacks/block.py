@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from anyformer.parts.base import PartModule
 from anyformer.runtime.context import Context
 from anyformer.runtime.grid import with_stride
 from anyformer.runtime.taps import TapNames
@@ -68,9 +69,6 @@ class Block(Steps, sees="itself", called=("layer",)):
                 reads = f"{type(step).__name__} reads the Block's input"
                 raise ValueError(f"Block.{name}: {reads}, so no step can change the width or grid")
 
-    def build(self, site: Site) -> nn.Module:
-        return BlockModule(self, site)
-
 
 class Parallel(Steps, sees="itself"):
     """Steps that all read the same input; their branches are all added to it (GPT-J, GPT-NeoX)."""
@@ -82,11 +80,8 @@ class Parallel(Steps, sees="itself"):
                 raise ValueError(f"Parallel.{name}: expected a Sublayer, got a {type(step).__name__}")
             step.check_separable(f"Parallel.{name}")
 
-    def build(self, site: Site) -> nn.Module:
-        return ParallelModule(self, site)
 
-
-class BlockModule(nn.Module):
+class BlockModule(PartModule, of=Block):
     def __init__(self, part: Steps, site: Site) -> None:
         super().__init__()
         self.address, self.reshapes = site.address, part.reshapes
@@ -116,7 +111,7 @@ def context_after(step: nn.Module, ctx: Context) -> Context:
     return ctx
 
 
-class ParallelModule(BlockModule):
+class ParallelModule(BlockModule, of=Parallel):
     def __init__(self, part: Steps, site: Site) -> None:
         super().__init__(part, site)
         self.tapped: TapNames = dict.fromkeys(dict(part.items()))  # the branch of each step

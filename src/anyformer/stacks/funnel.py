@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from anyformer.kernels.capture import can_read_values
 from anyformer.parts.attention.latent import LatentAttention
+from anyformer.parts.base import PartModule
 from anyformer.parts.halve import Halve
 from anyformer.parts.position.segments import Segments
 from anyformer.runtime.context import Context, leading_pads
@@ -46,11 +47,8 @@ class Funnel(Backbone, sees="all", called=("Funnel Transformer",)):
         if self.resume is not None and not 0 <= self.resume <= len(self.stages[0].steps):
             raise ValueError(f"Funnel.resume is {self.resume}; the first stage has {len(self.stages[0].steps)} steps")
 
-    def build(self, site: Site) -> nn.Module:
-        return FunnelModule(self, site)
 
-
-class FunnelModule(nn.Module):
+class FunnelModule(PartModule, of=Funnel):
     tapped: ClassVar[TapNames] = {"input": "hidden_states"}
 
     def __init__(self, part: Funnel, site: Site) -> None:

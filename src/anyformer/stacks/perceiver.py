@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.parts.attention.set_transformer import Across, each_row
-from anyformer.parts.base import Embedding
+from anyformer.parts.base import Embedding, PartModule
 from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.parts.feedforward.base import FeedForward
 from anyformer.parts.head.base import Head
@@ -24,7 +24,7 @@ from anyformer.parts.op import Reshaping
 from anyformer.parts.position.absolute import Learned, Sinusoidal, add_position
 from anyformer.runtime.context import Context
 from anyformer.runtime.taps import OutputCollector, TapNames
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Part, Site, walk
 from anyformer.stacks.backbone import Backbone
@@ -37,19 +37,17 @@ class Look(Part, sees="itself", called=("cross-attend",)):
     """A cross-attention layer from vectors x to a source y: x + attention(norm(x), source_norm(y)), then
     x + feedforward(norm(x)). The Part that contains it chooses the source."""
 
-    num_heads: int
+    num_heads: Count
     feedforward: FeedForward
-    head_width: int | None = None  # default: width of x / num_heads
-    value_width: int | None = None
+    head_width: Count | None = None  # default: width of x / num_heads
+    value_width: Count | None = None
     norm: Norm | None = LayerNorm()  # pre-norm of x, before attention and before the feed-forward layer
     source_norm: Norm | None = LayerNorm()
     add: bool = True  # add x to the output of the attention
     bias: str = "qkvo"  # projections that have a bias
-    dropout: float = 0.0  # on the attention weights
+    dropout: Chance = 0.0  # on the attention weights
 
     def check(self) -> None:
-        at_least(self, 1, "num_heads", "head_width", "value_width")
-        chance(self, "dropout")
         if set(self.bias) - set("qkvo"):
             raise ValueError(f"Look.bias is {quote(self.bias)}; it may contain only letters of 'qkvo'")
         if isinstance(self.feedforward, Reshaping) and self.feedforward.out is not None:
@@ -85,11 +83,10 @@ class Write(Part, sees="itself"):
 
     look: Look
     position: Learned | Sinusoidal
-    count: int | None = None
-    width: int | None = None  # default: width of the stream
+    count: Count | None = None
+    width: Count | None = None  # default: width of the stream
 
     def check(self) -> None:
-        at_least(self, 1, "count", "width")
         if self.count is not None and isinstance(self.position, Learned) and self.position.length != self.count:
             raise ValueError(f"Write.position.length is {self.position.length}, but Write.count is {self.count}")
 
@@ -102,16 +99,15 @@ class Perceiver(Backbone, sees="all", called=("latent bottleneck", "Perceiver IO
     feeds_decoder: ClassVar[bool] = False  # the mask of the tokens does not fit its output
     input_aliases: ClassVar[tuple[str, ...]] = ("inputs",)
 
-    latents: int
+    latents: Count
     read: Look
     stack: Stack
-    width: int | None = None  # W; default: width of the stream
-    rounds: int = 1
+    width: Count | None = None  # W; default: width of the stream
+    rounds: Count = 1
     reread: bool = False  # attend to the tokens before every round, with the same weights
     write: Write | None = None
 
     def check(self) -> None:
-        at_least(self, 1, "latents", "width", "rounds")
         self.stack.check_inner("Perceiver.stack")
         for path, part in walk(self.stack, "Perceiver.stack"):
             if part.requires:
@@ -142,11 +138,8 @@ class Perceiver(Backbone, sees="all", called=("latent bottleneck", "Perceiver IO
     def out_width(self, width: int) -> int:
         return (self.width or width) if self.write is None else self.write.width or width
 
-    def build(self, site: Site) -> nn.Module:
-        return PerceiverModule(self, site)
 
-
-class PerceiverModule(nn.Module):
+class PerceiverModule(PartModule, of=Perceiver):
     tapped: ClassVar[TapNames] = {}
     stack: Any
 

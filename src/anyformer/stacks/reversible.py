@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from anyformer.kernels.reversible import Gradients, RandomState
 from anyformer.runtime.context import Context
@@ -35,11 +35,8 @@ class Reversible(Block, sees="itself", called=("RevNet", "reversible residual"))
             if not step.residual.undoes:
                 raise ValueError(f"Reversible.{name}.residual: {step.residual} is not reversible; Add() is")
 
-    def build(self, site: Site) -> nn.Module:
-        return ReversibleModule(self, site)
 
-
-class ReversibleModule(BlockModule):
+class ReversibleModule(BlockModule, of=Reversible):
     rng_states: list[RandomState] | None = None  # before each step, if the backward pass recomputes its input
 
     def __init__(self, part: Reversible, site: Site) -> None:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.reversible import can_rewind, run_rewindable
+from anyformer.parts.base import PartModule
 from anyformer.parts.condition import AdaptiveNorm
 from anyformer.parts.layer_mix import Neck
 from anyformer.parts.norm import Norm
@@ -19,7 +20,7 @@ from anyformer.parts.residual import Add
 from anyformer.runtime.context import Context
 from anyformer.runtime.grid import Layout, strided_grid
 from anyformer.runtime.taps import OutputCollector, TapNames
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Natural
 from anyformer.specs.messages import nearest, quote
 from anyformer.specs.part import Site, _edit, walk
 from anyformer.stacks.backbone import Backbone
@@ -34,23 +35,21 @@ class Stack(Backbone, sees="itself"):
     """
 
     layers: Block | Mapping[str, Block]
-    depth: int
+    depth: Natural
     pattern: tuple[str, ...] = ()
     order: tuple[int, ...] | None = None  # the layer that runs in each step: cross-layer parameter sharing (ALBERT)
     position: AttentionPosition | None = None  # one position bias shared by all layers (T5)
     norm: Norm | AdaptiveNorm | None = None  # after the last layer
-    dropout: float = 0.0  # after the norm
-    layer_drop: float = 0.0  # probability to skip a whole layer during training [Fan et al. 2020]
+    dropout: Chance = 0.0  # after the norm
+    layer_drop: Chance = 0.0  # probability to skip a whole layer during training [Fan et al. 2020]
     # contents of the output `hidden_states`: the "inputs" or "outputs" of all layers, then the norm's output; the whole
     # "stream" (all inputs and the last output, without the norm; of two streams the one that was written last)
     shows: Literal["inputs", "outputs", "stream"] = "inputs"
     neck: Neck | None = None  # reads the hidden states before the head
 
     def check(self) -> None:
-        at_least(self, 0, "depth")
         if self.depth > 10_000:  # checked before allocating anything
             raise ValueError(f"Stack.depth is {self.depth:,}; at most 10,000 layers can be built")
-        chance(self, "dropout", "layer_drop")
         if isinstance(self.layers, Block) == bool(self.pattern):
             raise ValueError("Stack.pattern: set it if `layers` has several kinds, and leave it out for one Block")
         if self.order is not None and {*self.order} != {*range(self.depth)}:
@@ -189,11 +188,8 @@ class Stack(Backbone, sees="itself"):
             data["shows"] = "stream"
         return data
 
-    def build(self, site: Site) -> nn.Module:
-        return StackModule(self, site)
 
-
-class StackModule(nn.Module):
+class StackModule(PartModule, of=Stack):
     def __init__(self, part: Stack, site: Site) -> None:
         super().__init__()
         self.part, self.address = part, site.address

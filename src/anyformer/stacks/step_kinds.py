@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from anyformer.parts.condition import AdaptiveNorm
 from anyformer.parts.norm import Norm
 from anyformer.runtime.context import Context, zero_padding
-from anyformer.specs.part import Site
 from anyformer.stacks.sublayer import Sublayer, SublayerModule, apply
 
 
@@ -19,11 +18,8 @@ class NormedShortcut(Sublayer, sees="itself"):
     separable: ClassVar[bool] = False
     pre_norm: Norm | AdaptiveNorm
 
-    def build(self, site: Site) -> nn.Module:
-        return NormedShortcutModule(self, site)
 
-
-class NormedShortcutModule(SublayerModule):
+class NormedShortcutModule(SublayerModule, of=NormedShortcut):
     pre_norm: nn.Module
 
     def forward(self, x: Tensor, ctx: Context, shortcut: Tensor | None = None) -> Tensor:
@@ -38,11 +34,8 @@ class ZeroedPadding(Sublayer, sees="itself"):
 
     separable: ClassVar[bool] = False
 
-    def build(self, site: Site) -> nn.Module:
-        return ZeroedPaddingModule(self, site)
 
-
-class ZeroedPaddingModule(SublayerModule):
+class ZeroedPaddingModule(SublayerModule, of=ZeroedPadding):
     def forward(self, x: Tensor, ctx: Context, shortcut: Tensor | None = None) -> Tensor:
         return zero_padding(super().forward(x, ctx, shortcut), ctx)
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.parts.base import PartModule
 from anyformer.parts.computed import Computed
 from anyformer.parts.condition import AdaptiveNorm, Condition, Conditioned
 from anyformer.parts.grid.pooled_attention import Skip
@@ -22,7 +23,7 @@ from anyformer.parts.op import Op, Reshaping
 from anyformer.parts.residual import ADD, Add, Residual
 from anyformer.runtime.context import Context
 from anyformer.runtime.taps import TapNames
-from anyformer.specs.checks import chance
+from anyformer.specs.field_types import Chance
 from anyformer.specs.part import Part, Site, walk
 
 
@@ -47,11 +48,10 @@ class Sublayer(
     out_norm: Norm | AdaptiveNorm | None = None  # after the add
     residual: Residual = ADD
     skip: Skip | None = None  # transforms the shortcut if the op changes the width or the grid
-    dropout: float = 0.0  # on the branch, before its norm
-    drop_path: float = 0.0  # drop rate of the last layer's branch; proportionally less before [Huang et al. 2016]
+    dropout: Chance = 0.0  # on the branch, before its norm
+    drop_path: Chance = 0.0  # drop rate of the last layer's branch; proportionally less before [Huang et al. 2016]
 
     def check(self) -> None:
-        chance(self, "dropout", "drop_path")
         for path, part in walk(self.op, "Sublayer.op"):
             if isinstance(part, Reshaping) and part.reshapes and part is not self.op:
                 raise ValueError(
@@ -92,11 +92,8 @@ class Sublayer(
     def out_width(self, width: int) -> int:
         return self.op.out_width(width)
 
-    def build(self, site: Site) -> nn.Module:
-        return SublayerModule(self, site)
 
-
-class SublayerModule(nn.Module):
+class SublayerModule(PartModule, of=Sublayer):
     tapped: ClassVar[TapNames] = {"branch": None}
 
     def __init__(self, part: Sublayer, site: Site) -> None:

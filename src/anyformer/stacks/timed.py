@@ -24,11 +24,8 @@ class TimedStack(Stack, sees="itself", called=("Universal Transformer",)):
                 "TimedStack.layers: step vectors need layers that do not change the width or grid; use Stack"
             )
 
-    def build(self, site: Site) -> nn.Module:
-        return TimedStackModule(self, site)
 
-
-class TimedStackModule(StackModule):
+class TimedStackModule(StackModule, of=TimedStack):
     starts: ClassVar[dict[str, Any]] = {"timing": Normal(std=0.02)}
 
     def __init__(self, part: TimedStack, site: Site) -> None:

@@ -9,7 +9,7 @@ import dataclasses
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from anyformer.parts.attention.attention import Attention, AttentionModule
 from anyformer.parts.embedding.permuted_text import Memories, TargetStream
@@ -17,7 +17,7 @@ from anyformer.parts.position.bias import AttentionPositionModule
 from anyformer.runtime.context import Context, StackOutputs
 from anyformer.runtime.taps import OutputCollector
 from anyformer.runtime.visibility import Order
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count
 from anyformer.specs.part import Site, walk
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack, StackModule
@@ -31,14 +31,13 @@ class TwoStreams(Stack, sees="itself", called=("two-stream attention", "XLNet"))
 
     requires: ClassVar[tuple[str, ...]] = ("an order",)
 
-    kept: int | None = None  # number of last tokens to keep as memories; default: all
-    reused: int | None = None  # keep only this many first tokens of a text, if the next text begins after them
+    kept: Count | None = None  # number of last tokens to keep as memories; default: all
+    reused: Count | None = None  # keep only this many first tokens of a text, if the next text begins after them
     keeps: bool = True  # default of the input `use_mems` in evaluation
     keeps_training: bool = False  # default of the input `use_mems` in training
 
     def check(self) -> None:
         super().check()
-        at_least(self, 1, "kept", "reused")
         for name in ("order", "position", "neck", "layer_drop"):
             if getattr(self, name):
                 raise ValueError(f"TwoStreams.{name} cannot be set, because every layer has its memory; leave it out")
@@ -57,11 +56,8 @@ class TwoStreams(Stack, sees="itself", called=("two-stream attention", "XLNet"))
     def check_inner(self, address: str) -> None:
         raise ValueError(f"{address}: TwoStreams must be the only stack of a model; use Stack")
 
-    def build(self, site: Site) -> nn.Module:
-        return TwoStreamsModule(self, site)
 
-
-class TwoStreamsModule(StackModule):
+class TwoStreamsModule(StackModule, of=TwoStreams):
     part: TwoStreams
 
     def __init__(self, part: TwoStreams, site: Site) -> None:

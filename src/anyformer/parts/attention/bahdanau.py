@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.kernels.attention import Plan, attend
+from anyformer.parts.base import PartModule
 from anyformer.parts.mask import FULL, Full, Mask
 from anyformer.parts.op import Op
 from anyformer.runtime.context import Context
 from anyformer.runtime.stores import PerMemory, PerToken
 from anyformer.runtime.taps import MIXER, TapNames
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count
 from anyformer.specs.part import Sees, Site
 
 
@@ -22,15 +23,13 @@ class AdditiveAttention(Op, sees="past", called=("Bahdanau", "concat attention")
     """Attention whose scores are w tanh(q + k) and whose values are the states themselves. It computes A numbers per
     pair of tokens (T, S), so it is meant for short texts."""
 
-    width: int | None = None  # A; default: D
+    width: Count | None = None  # A; default: D
     mask: Mask = FULL
-    dropout: float = 0.0  # on the attention weights
+    dropout: Chance = 0.0  # on the attention weights
     memory: bool = False  # cross-attention to the memory, as first published
-    memory_width: int | None = None  # default: the model's width
+    memory_width: Count | None = None  # default: the model's width
 
     def check(self) -> None:
-        at_least(self, 1, "width", "memory_width")
-        chance(self, "dropout")
         if self.memory and not isinstance(self.mask, Full):
             raise ValueError("AdditiveAttention(memory=True) is cross-attention: it takes no mask")
         if self.memory_width is not None and not self.memory:
@@ -43,11 +42,8 @@ class AdditiveAttention(Op, sees="past", called=("Bahdanau", "concat attention")
     def reads_memory(self) -> bool:
         return self.memory
 
-    def build(self, site: Site) -> nn.Module:
-        return AdditiveAttentionModule(self, site)
 
-
-class AdditiveAttentionModule(nn.Module):
+class AdditiveAttentionModule(PartModule, of=AdditiveAttention):
     def __init__(self, part: AdditiveAttention, site: Site) -> None:
         super().__init__()
         self.part, self.address, self.mask_key = part, site.address, repr(part.mask)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from anyformer.kernels.attention import EVERYTHING, Plan, Visible, attend
 from anyformer.parts.attention.attention import Attention, AttentionModule
@@ -26,7 +26,7 @@ from anyformer.parts.mask import FULL, Full, Mask
 from anyformer.parts.op import Op
 from anyformer.runtime.context import Context
 from anyformer.runtime.taps import Listener, convert_listener
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.part import Site
 
 OLD_LENGTHS, OLD_REACH = (1024, 3072, 4096), 1024  # texts of these lengths draw random blocks from their first tokens
@@ -38,26 +38,21 @@ class BlockSparseAttention(Op, sees="past", called=("BigBird", "sparse attention
     attention; with a causal mask, longer texts are refused. A position bias that layers share is not added."""
 
     num_heads: int
-    block_size: int
-    random_blocks: int
-    length: int  # maximum length of a text; the older rule for random blocks depends on it
+    block_size: Count
+    random_blocks: Natural
+    length: Count  # maximum length of a text; the older rule for random blocks depends on it
     bias: str = "qkvo"  # projections that have a bias
     mask: Mask = FULL
     dropout: float = 0.0  # on the attention weights of short texts only, as published
 
     def check(self) -> None:
-        at_least(self, 1, "block_size", "length")
-        at_least(self, 0, "random_blocks")
         self.full_attention()
 
     def full_attention(self) -> Attention:
         return Attention(num_heads=self.num_heads, bias=self.bias, mask=self.mask, dropout=self.dropout)
 
-    def build(self, site: Site) -> nn.Module:
-        return BlockSparseModule(self, site)
 
-
-class BlockSparseModule(AttentionModule):
+class BlockSparseModule(AttentionModule, of=BlockSparseAttention):
     def __init__(self, sparse: BlockSparseAttention, site: Site) -> None:
         super().__init__(sparse.full_attention(), site)
         self.sparse, self.layer = sparse, site.layer

@@ -6,12 +6,11 @@ B batch, T tokens, S keys, H heads, G key/value heads, K head width.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from anyformer.parts.attention.attention import Attention, AttentionModule
 from anyformer.parts.mask import Causal, Full
 from anyformer.runtime.context import Context
-from anyformer.specs.part import Site
 
 
 class DebertaAttention(Attention, sees="all"):
@@ -26,11 +25,8 @@ class DebertaAttention(Attention, sees="all"):
     def causal_alternative(self) -> str:
         return repr(Attention(**{**dict(self.items()), "mask": Causal()}))
 
-    def build(self, site: Site) -> nn.Module:
-        return DebertaAttentionModule(self, site)
 
-
-class DebertaAttentionModule(AttentionModule):
+class DebertaAttentionModule(AttentionModule, of=DebertaAttention):
     def finish(self, out: Tensor, v: Tensor, ctx: Context) -> Tensor:
         if ctx.tokens is None:
             return out

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.attention import Plan, Visible, attend
+from anyformer.parts.base import PartModule
 from anyformer.parts.mask import FULL, Mask
 from anyformer.parts.norm import Norm, RMSNorm
 from anyformer.parts.op import Op
@@ -22,38 +23,32 @@ from anyformer.parts.position.rotary import Rope
 from anyformer.runtime.context import Context
 from anyformer.runtime.stores import PerToken
 from anyformer.runtime.taps import MIXER, Listener, TapNames, convert_listener
-from anyformer.specs.checks import at_least, chance, positive
+from anyformer.specs.field_types import Chance, Count, Positive
 from anyformer.specs.part import Site
 
 
 class LatentAttention(Op, sees="past", called=("MLA", "multi-head latent attention", "DeepSeek")):
     """A head's keys have K channels computed from the cached latent, and P rotary channels that all heads share."""
 
-    num_heads: int
-    rank: int  # R, width of the latent
-    head_width: int  # K, channels per head that do not rotate
-    rotary_width: int  # P, channels per head that rotate
-    value_width: int  # V, channels per head
+    num_heads: Count
+    rank: Count  # R, width of the latent
+    head_width: Count  # K, channels per head that do not rotate
+    rotary_width: Count  # P, channels per head that rotate
+    value_width: Count  # V, channels per head
     position: Rope
-    query_rank: int | None = None  # width to which queries are compressed; default: they are not
+    query_rank: Count | None = None  # width to which queries are compressed; default: they are not
     bias: bool = False  # bias of the compressing projections and of the output
     norm: Norm = RMSNorm()  # norm of the compressed vectors
     mask: Mask = FULL
-    scale: float | None = None  # factor of the scores; default: 1 / sqrt(K + P)
-    dropout: float = 0.0  # on the attention weights
+    scale: Positive | None = None  # factor of the scores; default: 1 / sqrt(K + P)
+    dropout: Chance = 0.0  # on the attention weights
 
     def check(self) -> None:
-        at_least(self, 1, "num_heads", "rank", "head_width", "rotary_width", "value_width", "query_rank")
-        positive(self, "scale")
-        chance(self, "dropout")
         if isinstance(self.position, InputRope):
             raise ValueError("LatentAttention.position is InputRope, which rotates the input; use Rope")
 
-    def build(self, site: Site) -> nn.Module:
-        return LatentAttentionModule(self, site)
 
-
-class LatentAttentionModule(nn.Module):
+class LatentAttentionModule(PartModule, of=LatentAttention):
     tapped: ClassVar[TapNames] = {**MIXER, "position": None}
     position: Any
 

@@ -21,7 +21,7 @@ from anyformer.parts.embedding.global_text import GlobalTokens
 from anyformer.parts.op import InHeads, Op
 from anyformer.runtime.context import Context
 from anyformer.runtime.taps import MIXER, Listener, TapNames, convert_listener
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count
 from anyformer.specs.part import Site
 
 
@@ -30,21 +30,14 @@ class LocalAttention(Op, sees="all", called=("Longformer", "sliding-window atten
 
     requires: ClassVar[tuple[str, ...]] = ("global tokens",)  # half of the projections are for them
 
-    num_heads: int
-    window: int
-    dropout: float = 0.0  # on the attention weights
-    shown: int = 1  # traced weights of global tokens cover a text padded to a multiple of this, as published
-
-    def check(self) -> None:
-        at_least(self, 1, "num_heads", "window", "shown")
-        chance(self, "dropout")
+    num_heads: Count
+    window: Count
+    dropout: Chance = 0.0  # on the attention weights
+    shown: Count = 1  # traced weights of global tokens cover a text padded to a multiple of this, as published
 
     @property
     def causal_alternative(self) -> str:
         return f"Attention(num_heads={self.num_heads}, mask=Causal() & Window(size={self.window + 1}))"
-
-    def build(self, site: Site) -> nn.Module:
-        return LocalAttentionModule(self, site)
 
 
 class Chunked(Visible):
@@ -56,7 +49,7 @@ class Chunked(Visible):
         self._dense = mask
 
 
-class LocalAttentionModule(InHeads):
+class LocalAttentionModule(InHeads, of=LocalAttention):
     tapped: ClassVar[TapNames] = {**MIXER, "global_weights": "global_attentions"}
 
     def __init__(self, part: LocalAttention, site: Site) -> None:

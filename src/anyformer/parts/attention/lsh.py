@@ -25,7 +25,7 @@ from anyformer.runtime.context import Context
 from anyformer.runtime.stores import PerToken
 from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.runtime.visibility import begins
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count, Natural
 from anyformer.specs.part import Sees, Site
 
 MASKS = {True: (CAUSAL, repr(CAUSAL)), False: (FULL, repr(FULL))}
@@ -208,22 +208,19 @@ class Near:
 class InChunks(Op):
     """A mixer that cuts a row into chunks; each chunk attends to itself and to chunks near it."""
 
-    num_heads: int
-    head_width: int | None = None  # default: width / num_heads
-    chunk: int = 64  # c, tokens per chunk
-    before: int = 1  # number of visible chunks before a token's own
-    after: int = 0  # number of visible chunks after a token's own
+    num_heads: Count
+    head_width: Count | None = None  # default: width / num_heads
+    chunk: Count = 64  # c, tokens per chunk
+    before: Natural = 1  # number of visible chunks before a token's own
+    after: Natural = 0  # number of visible chunks after a token's own
     causal: bool = False  # see only earlier tokens
     loose: bool = False  # allow later tokens to decide which earlier ones are seen, even in a decoder (as published)
-    multiple: int | None = None  # pad rows to a multiple of this before they are cut into chunks (as published)
+    multiple: Count | None = None  # pad rows to a multiple of this before they are cut into chunks (as published)
     bias: bool = False  # bias of the projections
-    dropout: float = 0.0  # on the attention weights
+    dropout: Chance = 0.0  # on the attention weights
 
     def check(self) -> None:
         kind = type(self).__name__
-        at_least(self, 1, "num_heads", "head_width", "chunk", "multiple")
-        at_least(self, 0, "before", "after")
-        chance(self, "dropout")
         if self.multiple is not None and self.multiple % self.chunk:
             raise ValueError(f"{kind}.multiple is {self.multiple}; it must be a multiple of chunk, {self.chunk}")
         if self.loose and not self.causal:
@@ -239,16 +236,15 @@ class LSHAttention(InChunks, sees="past", called=("Reformer", "hashing attention
     token attends to c * `before` tokens before it in its own bucket and c * `after` after it, wherever chunks begin.
     With `causal` this depends only on the past, so decoding step by step gives the same result."""
 
-    rounds: int = 4  # rounds of hashing, each with its own rotations
+    rounds: Count = 4  # rounds of hashing, each with its own rotations
     buckets: tuple[int, ...] | None = (64,)  # even; several numbers are multiplied; None: two per chunk of the row
-    longest: int | None = None  # maximum length of a row, needed if buckets is None
+    longest: Count | None = None  # maximum length of a row, needed if buckets is None
     own_bucket: bool = False  # see only tokens of the same bucket
     # drawn with the weights and saved, drawn with this seed (the same in every layer), or drawn in every training pass
     rotations: int | Literal["saved", "fresh"] = "saved"
 
     def check(self) -> None:
         super().check()
-        at_least(self, 1, "rounds", "longest")
         if self.buckets is None:
             if self.longest is None or self.rotations == "saved" or self.own_bucket:
                 raise ValueError(
@@ -280,11 +276,8 @@ class LSHAttention(InChunks, sees="past", called=("Reformer", "hashing attention
         most = 2 * max(math.isqrt((self.longest or 0) // self.chunk), self.chunk)
         return (2**power,) if 2**power <= most else (2 ** (power // 2), 2 ** (power - power // 2))
 
-    def build(self, site: Site) -> nn.Module:
-        return LSHAttentionModule(self, site)
 
-
-class LSHAttentionModule(BucketsModule):
+class LSHAttentionModule(BucketsModule, of=LSHAttention):
     tapped: ClassVar[TapNames] = {"qk": None, **{name: MIXER[name] for name in ("v", "weights", "mixed")}}
     starts: ClassVar[dict[str, Any]] = {"rotations": Normal(std=1.0)}
     exact: ClassVar[tuple[str, ...]] = ("rotations",)  # fp32, whatever the model's dtype

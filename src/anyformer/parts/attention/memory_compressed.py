@@ -25,7 +25,7 @@ from anyformer.runtime.context import Context, at_places
 from anyformer.runtime.stores import PerRow, Store
 from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.runtime.visibility import see, text_positions
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Site
 
@@ -36,20 +36,16 @@ class BlockAttention(Attention, sees="past"):
     """Causal attention within consecutive blocks of `size` tokens of a text. A text that is read at once is cut into
     blocks, which become rows of one batch: time and memory grow linearly with the length."""
 
-    size: int = 256  # tokens per block
+    size: Count = 256  # tokens per block
     mask: Mask = CAUSAL
 
     def check(self) -> None:
         super().check()
-        at_least(self, 1, "size")
         if not isinstance(self.mask, Causal) or self.memory:
             raise ValueError("BlockAttention needs mask=Causal() and memory=False")
 
-    def build(self, site: Site) -> nn.Module:
-        return BlockAttentionModule(self, site)
 
-
-class BlockAttentionModule(AttentionModule):
+class BlockAttentionModule(AttentionModule, of=BlockAttention):
     def __init__(self, part: BlockAttention, site: Site) -> None:
         super().__init__(part, site)
         self.size, mask = part.size, part.mask & Window(size=part.size) & SameBlock(size=part.size)
@@ -92,23 +88,18 @@ class CompressedAttention(Op, sees="past", called=("memory-compressed attention"
     sees it only if none of these tokens is later than itself. The paper does not specify this; this way no token
     sees the future, and kernel = stride = 1 is plain attention. The first k - 1 tokens see nothing and get 0."""
 
-    num_heads: int
-    kernel: int = 3
-    stride: int = 3
+    num_heads: Count
+    kernel: Count = 3
+    stride: Count = 3
     bias: str = "qkvo"  # projections that have a bias; the convolutions always have one
-    dropout: float = 0.0  # on the attention weights
+    dropout: Chance = 0.0  # on the attention weights
 
     def check(self) -> None:
-        at_least(self, 1, "num_heads", "kernel", "stride")
-        chance(self, "dropout")
         if set(self.bias) - set("qkvo"):
             raise ValueError(f"CompressedAttention.bias is {quote(self.bias)}; use only letters of 'qkvo'")
 
-    def build(self, site: Site) -> nn.Module:
-        return CompressedAttentionModule(self, site)
 
-
-class CompressedAttentionModule(InHeads):
+class CompressedAttentionModule(InHeads, of=CompressedAttention):
     tapped: ClassVar[TapNames] = {**MIXER, "short_k": None, "short_v": None}
 
     def __init__(self, part: CompressedAttention, site: Site) -> None:

@@ -16,13 +16,13 @@ B batch, T tokens, S keys, H heads, K head width. `build` gets the number of hea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from anyformer.kernels.entmax import entmax, sparsemax
-from anyformer.specs.checks import positive
+from anyformer.parts.base import PartModule
+from anyformer.specs.field_types import Positive
 from anyformer.specs.part import Part, Site
 
 # -- changes of scores -------------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ class PointwiseChange(ScoreChange):
     """A change of each score on its own. Its module is a `PointwiseModule`."""
 
 
-class PointwiseModule(nn.Module):
+class PointwiseModule(PartModule):
     def forward(self, scores: Tensor) -> Tensor:
         """Change scores (B, H, T, S), before position biases are added."""
         raise NotImplementedError
@@ -58,7 +58,7 @@ class HeadMixing(ScoreChange):
     """A change of all heads together. Its module is a `HeadMixingModule`."""
 
 
-class HeadMixingModule(nn.Module):
+class HeadMixingModule(PartModule):
     def forward(self, x: Tensor, after_softmax: bool) -> Tensor:
         """Change scores, or with `after_softmax` weights: (B, H, T, S) -> (B, H, T, S)."""
         raise NotImplementedError
@@ -78,21 +78,15 @@ class LearnedScale(QueryChange, sees="itself"):
     """Multiplies the scores of each head by a learned number of at most `most`; used with cosines of queries and keys
     [Liu et al. 2022]. Set `Attention.scale` to 1."""
 
-    start: float = 10.0
-    most: float = 100.0
-
-    def check(self) -> None:
-        positive(self, "start", "most")
-
-    def build(self, site: Site) -> nn.Module:
-        return LearnedScaleModule(self, site.width)
+    start: Positive = 10.0
+    most: Positive = 100.0
 
 
-class LearnedScaleModule(nn.Module):
-    def __init__(self, part: LearnedScale, heads: int) -> None:
+class LearnedScaleModule(PartModule, of=LearnedScale):
+    def __init__(self, part: LearnedScale, site: Site) -> None:
         super().__init__()
         self.starts, self.most = {"weight": math.log(part.start)}, math.log(part.most)
-        self.weight = nn.Parameter(torch.full((heads, 1, 1), math.log(part.start)))  # logarithm of the scale
+        self.weight = nn.Parameter(torch.full((site.width, 1, 1), math.log(part.start)))  # logarithm of the scale
 
     def forward(self, q: Tensor) -> Tensor:
         return q * self.weight.clamp(max=self.most).exp()
@@ -101,19 +95,13 @@ class LearnedScaleModule(nn.Module):
 class SoftCap(PointwiseChange, sees="itself", called=("logit softcapping", "tanh soft cap")):
     """Bounds the scores: bound * tanh(scores / bound) [Gemma 2, 2024]."""
 
-    bound: float = 50.0
-
-    def check(self) -> None:
-        positive(self, "bound")
-
-    def build(self, site: Site) -> nn.Module:
-        return SoftCapModule(self.bound)
+    bound: Positive = 50.0
 
 
-class SoftCapModule(PointwiseModule):
-    def __init__(self, bound: float) -> None:
+class SoftCapModule(PointwiseModule, of=SoftCap):
+    def __init__(self, part: SoftCap, site: Site) -> None:
         super().__init__()
-        self.bound = bound
+        self.bound = part.bound
 
     def forward(self, scores: Tensor) -> Tensor:
         return self.bound * torch.tanh(scores / self.bound)
@@ -122,14 +110,11 @@ class SoftCapModule(PointwiseModule):
 class TalkingHeads(HeadMixing, sees="itself"):
     """Mixes heads with two matrices (H, H): scores before softmax and weights after it [Shazeer et al. 2020]."""
 
-    def build(self, site: Site) -> nn.Module:
-        return TalkingHeadsModule(site.width)
 
-
-class TalkingHeadsModule(HeadMixingModule):
-    def __init__(self, heads: int) -> None:
+class TalkingHeadsModule(HeadMixingModule, of=TalkingHeads):
+    def __init__(self, part: TalkingHeads, site: Site) -> None:
         super().__init__()
-        self.scores, self.weights = nn.Linear(heads, heads, bias=False), nn.Linear(heads, heads, bias=False)
+        self.scores, self.weights = (nn.Linear(site.width, site.width, bias=False) for _ in range(2))
 
     def forward(self, x: Tensor, after_softmax: bool) -> Tensor:
         return (self.weights if after_softmax else self.scores)(x.movedim(1, -1)).movedim(-1, 1)
@@ -152,38 +137,36 @@ class Softmax(Normalizer, sees="itself"):
 class Entmax(Normalizer, sees="itself"):
     """1.5-entmax: between softmax and sparsemax, with exact zeros [Peters et al. 2019]."""
 
-    def build(self, site: Site) -> nn.Module:
-        return FunctionModule(entmax)
+
+class EntmaxModule(PartModule, of=Entmax):
+    def __init__(self, part: Entmax, site: Site) -> None:
+        super().__init__()
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return entmax(scores)
 
 
 class Sparsemax(Normalizer, sees="itself"):
     """The nearest point of the simplex to the scores, with exact zeros [Martins and Astudillo 2016]."""
 
-    def build(self, site: Site) -> nn.Module:
-        return FunctionModule(sparsemax)
 
-
-class FunctionModule(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+class SparsemaxModule(PartModule, of=Sparsemax):
+    def __init__(self, part: Sparsemax, site: Site) -> None:
         super().__init__()
-        self.function = function
 
     def forward(self, scores: Tensor) -> Tensor:
-        return self.function(scores)
+        return sparsemax(scores)
 
 
 class Sinks(Normalizer, sees="itself", called=("attention sinks", "softmax with a learned sink")):
     """Softmax over the keys and one learned score per head, whose weight is dropped: a head can attend to nothing
     [gpt-oss, 2025]."""
 
-    def build(self, site: Site) -> nn.Module:
-        return SinksModule(site.width)
 
-
-class SinksModule(nn.Module):
-    def __init__(self, heads: int) -> None:
+class SinksModule(PartModule, of=Sinks):
+    def __init__(self, part: Sinks, site: Site) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(heads))
+        self.weight = nn.Parameter(torch.empty(site.width))
 
     def forward(self, scores: Tensor) -> Tensor:
         sink = self.weight.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from anyformer.parts.attention.attention import Attention, AttentionModule
 from anyformer.parts.attention.linear import Projections
+from anyformer.parts.base import PartModule
 from anyformer.parts.feedforward.base import FeedForward
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.runtime.context import Context, Memory
 from anyformer.runtime.taps import MIXER, TapNames
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count
 from anyformer.specs.messages import quote
 from anyformer.specs.part import LayerSharing, Part, Site
 
@@ -61,28 +62,23 @@ class Seeds(Part, sees="itself", called=("PMA", "pooling by multi-head attention
     feedforward(h)) if `feedforward` is set [Lee et al. 2019]. The order of the tokens does not matter. The results
     belong to no token; a Part that lets tokens read them must declare sees="all"."""
 
-    num_heads: int
-    count: int = 1
+    num_heads: Count
+    count: Count = 1
     before: FeedForward | None = None  # applied to each token first
     feedforward: FeedForward | None = None
     norm: Norm | None = LayerNorm()
     bias: str = "qkvo"  # projections that have a bias
-    dropout: float = 0.0  # on the attention weights
+    dropout: Chance = 0.0  # on the attention weights
 
     def check(self) -> None:
-        at_least(self, 1, "num_heads", "count")
-        chance(self, "dropout")
         if set(self.bias) - set("qkvo"):
             raise ValueError(f"Seeds.bias is {quote(self.bias)}; use only letters of 'qkvo'")
         for name in ("before", "feedforward"):
             if getattr(getattr(self, name), "out", None) is not None:
                 raise ValueError(f"Seeds.{name}.out: the vectors keep their width; do not set it")
 
-    def build(self, site: Site) -> nn.Module:
-        return SeedsModule(self, site)
 
-
-class SeedsModule(nn.Module):
+class SeedsModule(PartModule, of=Seeds):
     tapped: ClassVar[TapNames] = {"seen": None}
 
     def __init__(self, part: Seeds, site: Site) -> None:
@@ -117,22 +113,15 @@ class InducedAttention(Projections, sees="all", called=("ISAB", "Set Transformer
     2019]. Permuting the tokens permutes the results in the same way."""
 
     points: Seeds
-    dropout: float = 0.0  # on the attention weights of the tokens
+    dropout: Chance = 0.0  # on the attention weights of the tokens
     packs: ClassVar[bool] = False
-
-    def check(self) -> None:
-        super().check()
-        chance(self, "dropout")
 
     @property
     def causal_alternative(self) -> str:
         return f"LinearAttention(num_heads={self.num_heads}, mask=Causal())"
 
-    def build(self, site: Site) -> nn.Module:
-        return InducedAttentionModule(self, site)
 
-
-class InducedAttentionModule(nn.Module):
+class InducedAttentionModule(PartModule, of=InducedAttention):
     def __init__(self, part: InducedAttention, site: Site) -> None:
         super().__init__()
         self.address, self.points = site.address, part.points.build(site.child("points"))
@@ -151,16 +140,11 @@ class LunaAttention(Projections, sees="all", called=("Luna", "linear unified nes
     """y = pack(p, x), out = unpack(x, y): learned tokens p attend to the text, and the text attends to their results y
     [Ma et al. 2021]. norm(p + y) is the p of the next layer, so that only the first layer has learned tokens."""
 
-    tokens: int  # number of learned tokens
+    tokens: Count  # number of learned tokens
     handed_on: bool = True  # pass them from layer to layer; otherwise each layer has its own
     norm: Norm | None = LayerNorm()  # norm of the tokens from the previous layer
-    dropout: float = 0.0  # on the weights of both attentions
+    dropout: Chance = 0.0  # on the weights of both attentions
     packs: ClassVar[bool] = False
-
-    def check(self) -> None:
-        super().check()
-        at_least(self, 1, "tokens")
-        chance(self, "dropout")
 
     @property
     def layer_sharing(self) -> LayerSharing | None:
@@ -170,11 +154,8 @@ class LunaAttention(Projections, sees="all", called=("Luna", "linear unified nes
     def causal_alternative(self) -> str:
         return f"LinearAttention(num_heads={self.num_heads}, mask=Causal())"
 
-    def build(self, site: Site) -> nn.Module:
-        return LunaModule(self, site)
 
-
-class LunaModule(nn.Module):
+class LunaModule(PartModule, of=LunaAttention):
     tapped: ClassVar[TapNames] = {"packed": None}
 
     def __init__(self, part: LunaAttention, site: Site) -> None:

@@ -23,7 +23,7 @@ from anyformer.runtime.context import Context, at_places
 from anyformer.runtime.stores import PerRow, PerToken
 from anyformer.runtime.taps import MIXER
 from anyformer.runtime.visibility import text_positions
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count, Natural
 from anyformer.specs.part import Site
 
 
@@ -44,19 +44,16 @@ class RecurrentAttention(
     Distances count visible entries: a token and a compressed vector are one each. If a text is read at once, gradients
     flow through the kept tokens; the papers stop them there to save memory."""
 
-    segment: int = 128  # L, tokens per segment
-    kept: int = 128  # M, visible tokens before the segment
-    compressed: int = 0  # C, visible compressed vectors before those
-    rate: int = 4  # c, tokens per compressed vector
+    segment: Count = 128  # L, tokens per segment
+    kept: Natural = 128  # M, visible tokens before the segment
+    compressed: Natural = 0  # C, visible compressed vectors before those
+    rate: Count = 4  # c, tokens per compressed vector
     by: Literal["mean", "max", "convolution"] = "convolution"  # how they are compressed
     position: RelativeSinusoids | None = None
-    dropout: float = 0.0  # on the attention weights
+    dropout: Chance = 0.0  # on the attention weights
 
     def check(self) -> None:
         super().check()
-        at_least(self, 1, "segment", "rate")
-        at_least(self, 0, "kept", "compressed")
-        chance(self, "dropout")
         if self.compressed and (self.segment % self.rate or self.kept % self.rate):
             sizes = f"segment, {self.segment}, and kept, {self.kept}"
             raise ValueError(f"RecurrentAttention.rate is {self.rate}; it must divide {sizes}")
@@ -66,11 +63,8 @@ class RecurrentAttention(
             heads = self.position.num_heads
             raise ValueError(f"RecurrentAttention.position.num_heads is {heads}; it must be {self.num_heads}")
 
-    def build(self, site: Site) -> nn.Module:
-        return RecurrentAttentionModule(self, site)
 
-
-class RecurrentAttentionModule(ProjectionsModule):
+class RecurrentAttentionModule(ProjectionsModule, of=RecurrentAttention):
     def __init__(self, part: RecurrentAttention, site: Site) -> None:
         super().__init__(part, site)
         self.part, self.scale = part, self.head_width**-0.5

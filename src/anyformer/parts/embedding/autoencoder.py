@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.parts.activation import Activation
+from anyformer.parts.base import PartModule
 from anyformer.parts.embedding.convolution import GridEmbedding, check_pixels
 from anyformer.parts.grid.autoencoder_kl import Downsample, MiddleBlock, Normed, Stage, check_groups
 from anyformer.parts.grid.dvae import check_stages, residual_stages
@@ -21,7 +22,7 @@ from anyformer.parts.grid.windows import Grid
 from anyformer.parts.init import Kaiming
 from anyformer.runtime.context import Context
 from anyformer.runtime.state import State
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count
 from anyformer.specs.part import Site
 
 
@@ -30,11 +31,10 @@ class ConvEmbedding(GridEmbedding, sees="all", called=("convolutional encoder", 
     pooling between stages halves the rows and columns."""
 
     widths: tuple[int, ...] = (256, 512, 1024, 2048)
-    blocks: int = 2  # per stage
+    blocks: Count = 2  # per stage
     kernel: int = 7  # of the first convolution
 
     def check(self) -> None:
-        at_least(self, 1, "channels", "blocks")
         check_stages("ConvEmbedding", self.widths, self.blocks)
         if self.kernel % 2 == 0:
             raise ValueError(f"ConvEmbedding.kernel is {self.kernel}; it must be odd (centred on a pixel)")
@@ -52,17 +52,14 @@ class ConvEmbedding(GridEmbedding, sees="all", called=("convolutional encoder", 
     def grid(self) -> Grid:
         return Grid(self.image_size[0] // self.factor, self.image_size[1] // self.factor)
 
-    def build(self, site: Site) -> nn.Module:
-        return ConvEmbeddingModule(self, site.width)
 
-
-class ConvEmbeddingModule(nn.Module):
-    def __init__(self, part: ConvEmbedding, width: int) -> None:
+class ConvEmbeddingModule(PartModule, of=ConvEmbedding):
+    def __init__(self, part: ConvEmbedding, site: Site) -> None:
         super().__init__()
         self.part = part
         self.first = nn.Conv2d(part.channels, part.widths[0], part.kernel, padding=part.kernel // 2)
         self.stages = residual_stages(part.widths[0], part.widths, part.blocks)
-        self.out = nn.Conv2d(part.widths[-1], width, 1)
+        self.out = nn.Conv2d(part.widths[-1], site.width, 1)
         self.starts = {"first.weight": Kaiming(gain=1.0), "out.weight": Kaiming()}
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
@@ -83,13 +80,12 @@ class KLEmbedding(GridEmbedding, sees="all", called=("AutoencoderKL", "encoder o
     any_size: ClassVar[bool] = True
 
     widths: tuple[int, ...] = (128, 256, 512, 512)
-    blocks: int = 2  # per stage
-    groups: int = 32  # of the group norms
+    blocks: Count = 2  # per stage
+    groups: Count = 32  # of the group norms
     activation: Activation = "silu"
     attention: bool = True
 
     def check(self) -> None:
-        at_least(self, 1, "channels", "blocks")
         check_stages("KLEmbedding", self.widths, self.blocks)
         check_groups(self)
         if min(self.image_size) < 2 ** (len(self.widths) - 1):
@@ -99,12 +95,9 @@ class KLEmbedding(GridEmbedding, sees="all", called=("AutoencoderKL", "encoder o
     def grid(self) -> Grid:
         return Grid(*(side // 2 ** (len(self.widths) - 1) for side in self.image_size))
 
-    def build(self, site: Site) -> nn.Module:
-        return KLEmbeddingModule(self, site.width)
 
-
-class KLEmbeddingModule(nn.Module):
-    def __init__(self, part: KLEmbedding, width: int) -> None:
+class KLEmbeddingModule(PartModule, of=KLEmbedding):
+    def __init__(self, part: KLEmbedding, site: Site) -> None:
         super().__init__()
         self.part = part
         self.first = nn.Conv2d(part.channels, part.widths[0], 3, padding=1)
@@ -114,7 +107,7 @@ class KLEmbeddingModule(nn.Module):
         )
         self.middle = MiddleBlock(part, part.widths[-1])
         self.norm = Normed(part, part.widths[-1])
-        self.out = nn.Conv2d(part.widths[-1], width, 3, padding=1)
+        self.out = nn.Conv2d(part.widths[-1], site.width, 3, padding=1)
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
         x = self.first(check_pixels(inputs, self.part))

@@ -11,16 +11,17 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from anyformer.kernels.capture import can_read_values
+from anyformer.parts.base import PartModule
 from anyformer.parts.embedding.text import TextEmbedding, TextEmbeddingModule
 from anyformer.parts.layer_mix import Neck
 from anyformer.runtime.context import Context
 from anyformer.runtime.state import State
 from anyformer.runtime.taps import TapNames
 from anyformer.runtime.visibility import first_of_document
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.part import Part, Site
 
 
@@ -41,19 +42,11 @@ class BlockTextEmbedding(TextEmbedding, sees="itself"):
     """Text for block-sparse layers: texts that are too long for full attention are padded to whole blocks. As
     published, a model that has once read a short text uses full attention from then on, until it is loaded again."""
 
-    block_size: int
-    random_blocks: int
-
-    def check(self) -> None:
-        super().check()
-        at_least(self, 1, "block_size")
-        at_least(self, 0, "random_blocks")
-
-    def build(self, site: Site) -> nn.Module:
-        return BlockTextEmbeddingModule(self, site)
+    block_size: Count
+    random_blocks: Natural
 
 
-class BlockTextEmbeddingModule(TextEmbeddingModule):
+class BlockTextEmbeddingModule(TextEmbeddingModule, of=BlockTextEmbedding):
     part: BlockTextEmbedding
     switched = False  # to full attention, permanently
 
@@ -100,11 +93,8 @@ class TextOnly(Neck, sees="itself"):
 
     rest: Part | None = None
 
-    def build(self, site: Site) -> nn.Module:
-        return TextOnlyModule(self, site)
 
-
-class TextOnlyModule(nn.Module):
+class TextOnlyModule(PartModule, of=TextOnly):
     tapped: ClassVar[TapNames] = {"text": "hidden_states"}
 
     def __init__(self, part: TextOnly, site: Site) -> None:

@@ -48,11 +48,8 @@ class SubwordBlocks(
     def causal_alternative(self) -> str:
         return f"TextEmbedding(tokens={self.tokens!r})"
 
-    def build(self, site: Site) -> nn.Module:
-        return SubwordBlocksModule(self, site)
 
-
-class SubwordBlocksModule(TextEmbeddingModule):
+class SubwordBlocksModule(TextEmbeddingModule, of=SubwordBlocks):
     part: SubwordBlocks
 
     def __init__(self, part: SubwordBlocks, site: Site) -> None:

@@ -9,14 +9,14 @@ import math
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from anyformer.parts.base import Embedding
 from anyformer.parts.grid.convolution import Convolution, ConvolutionChain, check_layers, halved, max_pool
 from anyformer.runtime.context import Context
 from anyformer.runtime.grid import Grid
 from anyformer.runtime.state import State
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count
 from anyformer.specs.part import Site
 
 
@@ -27,7 +27,7 @@ class GridEmbedding(Embedding):
     any_size: ClassVar[bool] = False  # whether images may have other sizes than `image_size`
 
     image_size: tuple[int, int]  # rows, columns
-    channels: int = 3
+    channels: Count = 3
 
     @property
     def grid(self) -> Grid:
@@ -66,7 +66,7 @@ class ConvolutionEmbedding(GridEmbedding, sees="all", called=("ResNet stem",)):
     any_size: ClassVar[bool] = True
 
     layers: tuple[Convolution, ...]
-    pool: int | None = 3  # kernel size of the max pooling; None: no pooling
+    pool: Count | None = 3  # kernel size of the max pooling; None: no pooling
     image_size: tuple[int, int] = (224, 224)  # used to count FLOPs and memory
 
     @property
@@ -78,15 +78,11 @@ class ConvolutionEmbedding(GridEmbedding, sees="all", called=("ResNet stem",)):
 
     def check(self) -> None:
         check_layers(self)
-        at_least(self, 1, "pool", "channels")
         if min(self.image_size) < 1 or (self.pool is not None and self.pool % 2 == 0):
             raise ValueError("ConvolutionEmbedding needs images of at least one pixel and an odd pool")
 
-    def build(self, site: Site) -> nn.Module:
-        return ConvolutionEmbeddingModule(self, site)
 
-
-class ConvolutionEmbeddingModule(ConvolutionChain):
+class ConvolutionEmbeddingModule(ConvolutionChain, of=ConvolutionEmbedding):
     def __init__(self, part: ConvolutionEmbedding, site: Site) -> None:
         super().__init__(part.layers, part.channels, site)
         self.part = part

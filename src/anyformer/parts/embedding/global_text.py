@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from anyformer.kernels.capture import can_read_values
 from anyformer.parts.embedding.text import TextEmbedding, TextEmbeddingModule
@@ -17,7 +17,7 @@ from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import Kind
 from anyformer.runtime.state import State
 from anyformer.runtime.visibility import first_of_document
-from anyformer.specs.part import Sees, Site
+from anyformer.specs.part import Sees
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,11 +57,8 @@ class GlobalTextEmbedding(TextEmbedding, sees="itself"):
     def gives(self) -> tuple[str, ...]:
         return (*super().gives, "global tokens")
 
-    def build(self, site: Site) -> nn.Module:
-        return GlobalTextEmbeddingModule(self, site)
 
-
-class GlobalTextEmbeddingModule(TextEmbeddingModule):
+class GlobalTextEmbeddingModule(TextEmbeddingModule, of=GlobalTextEmbedding):
     part: GlobalTextEmbedding
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.linear import cast_for_autocast
-from anyformer.parts.base import Embedding
+from anyformer.parts.base import Embedding, PartModule
 from anyformer.parts.computed import places
 from anyformer.parts.embedding.drop_token import drop_tokens
 from anyformer.parts.embedding.prefix import PrefixTokens
@@ -24,7 +24,7 @@ from anyformer.runtime.context import Context
 from anyformer.runtime.grid import NEEDS, Grid, Layout, Sides, laid_out
 from anyformer.runtime.inputs import Kind, check_shape, hides_nothing
 from anyformer.runtime.state import State
-from anyformer.specs.checks import chance
+from anyformer.specs.field_types import Chance
 from anyformer.specs.part import Site
 
 Size = tuple[int, int]  # rows, columns
@@ -56,7 +56,7 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
     # one position per patch of `image_size`; the `offset` rows of Learned belong to prefix tokens with a position
     position: Learned | Sinusoidal2D | None = None
     out_norm: Norm | None = None  # of all tokens after positions are added (CLIP)
-    dropout: float = 0.0
+    dropout: Chance = 0.0
 
     def __post_init__(self) -> None:
         if isinstance(self.prefix, int):  # as in earlier versions
@@ -121,7 +121,6 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
             raise ValueError(f"no patch of size {self.kernels} fits {NEEDS[len(self.sides)]} of size {self.sides}")
         if self.pad and (self.kernels != self.steps or any(self.edges)):
             raise ValueError(f"{type(self).__name__}.pad: patches that overlap cannot be padded; set pad=False")
-        chance(self, "dropout")
         if self.position is not None and self.position.length != math.prod(self.grid):
             raise ValueError(f"a grid of {self.grid} patches does not match {self.position.length} positions")
         if isinstance(self.position, Sinusoidal2D):
@@ -145,9 +144,6 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
             data["prefix"] = [{"kind": "PrefixTokens", "count": count, **without}] if count else []
         return data
 
-    def build(self, site: Site) -> nn.Module:
-        return PatchEmbeddingModule(self, site)
-
 
 class PatchConvolution(nn.Conv2d):
     """A 2-D convolution. If its patches do not overlap, a GPU computes it as one matrix product, which is faster."""
@@ -163,7 +159,7 @@ class PatchConvolution(nn.Conv2d):
         return F.linear(x, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
 
 
-class PatchEmbeddingModule(nn.Module):
+class PatchEmbeddingModule(PartModule, of=PatchEmbedding):
     def __init__(self, part: PatchEmbedding, site: Site) -> None:
         super().__init__()
         self.part = part
@@ -261,11 +257,10 @@ class VideoEmbedding(PatchEmbedding, sees="all", called=("tubelets", "space-time
     frame_step: int = 1  # frames per patch (the projection's stride over time)
     frame_kernel: int | None = None  # kernel size over time if patches overlap; None: `frame_step`
     frame_edge: int = 0  # zero padding over time, on each side
-    token_drop: float = 0.0  # share of patches dropped in training (DropToken); then no Part can use the grid
+    token_drop: Chance = 0.0  # share of patches dropped in training (DropToken); then no Part can use the grid
 
     def check(self) -> None:
         super().check()
-        chance(self, "token_drop")
         if isinstance(self.position, Learned) and self.position.always_resized:
             raise ValueError("VideoEmbedding.position: only positions of images can be resized; use Learned")
         if self.token_drop and (self.mask_token or self.prefix):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from anyformer.specs.checks import at_least
+from anyformer.parts.base import PartModule
+from anyformer.specs.field_types import Natural
 from anyformer.specs.part import Part, Site
 
 
@@ -14,17 +15,11 @@ class PrefixTokens(
 ):
     """`count` learned tokens before the input. Registers have no position [Darcet et al. 2024]."""
 
-    count: int = 1
+    count: Natural = 1
     position: bool = True  # whether learned positions have a row for each of these tokens
 
-    def check(self) -> None:
-        at_least(self, 0, "count")
 
-    def build(self, site: Site) -> nn.Module:
-        return PrefixTokensModule(self, site.width)
-
-
-class PrefixTokensModule(nn.Module):
-    def __init__(self, part: PrefixTokens, width: int) -> None:
+class PrefixTokensModule(PartModule, of=PrefixTokens):
+    def __init__(self, part: PrefixTokens, site: Site) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1, part.count, width))
+        self.weight = nn.Parameter(torch.zeros(1, part.count, site.width))

@@ -10,13 +10,14 @@ from anyformer.parts.embedding.text import TextEmbedding, TextEmbeddingModule
 from anyformer.parts.position.segments import Segments
 from anyformer.runtime.context import Context
 from anyformer.runtime.state import State
+from anyformer.specs.field_types import Natural
 from anyformer.specs.part import Site
 
 
 class SegmentedText(TextEmbedding, sees="past"):
     """Text whose segments have no vectors: attention compares them instead. Segments are not cached."""
 
-    segments: int = 3
+    segments: Natural = 3
 
     def build(self, site: Site) -> nn.Module:
         return SegmentedTextModule(self.replace(segments=0), site)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from anyformer.kernels.batch_rows import mask_or_ones
 from anyformer.kernels.capture import can_read_values, extremes
 from anyformer.kernels.value_checks import check_range
-from anyformer.parts.base import AbsolutePosition, Embedding
+from anyformer.parts.base import AbsolutePosition, Embedding, PartModule
 from anyformer.parts.computed import places
 from anyformer.parts.norm import Norm
 from anyformer.parts.position.absolute import add_position
@@ -26,7 +26,7 @@ from anyformer.runtime.inputs import boolean_mask, check_shape
 from anyformer.runtime.state import State
 from anyformer.runtime.stores import PerToken
 from anyformer.runtime.visibility import first_of_document
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count, Natural
 from anyformer.specs.part import Part, Sees, Site, farthest, walk
 
 # requirement of a Part -> an embedding that provides it
@@ -45,14 +45,11 @@ GIVERS = {
 class Tokens(Part, sees="itself", called=("word embedding", "WTE")):
     """One learned vector per token."""
 
-    vocab_size: int
-    width: int | None = None  # of the vectors, if they are projected to the model's width (ALBERT, OPT-350M)
+    vocab_size: Count
+    width: Count | None = None  # of the vectors, if they are projected to the model's width (ALBERT, OPT-350M)
     scale: float | None = None  # factor of the vectors (sqrt(D) in the original Transformer)
     padding_index: int | None = None  # this token's vector is initialised to zero and gets no gradient
     unused_table: bool = False  # checkpoints contain a second, unused table (`shared` of an untied BART)
-
-    def check(self) -> None:
-        at_least(self, 1, "vocab_size", "width")
 
     def build(self, site: Site) -> nn.Module:
         return TokensModule(self, self.width or site.width)
@@ -100,10 +97,10 @@ class TextEmbedding(Embedding, sees="itself"):
 
     tokens: Tokens
     position: AbsolutePosition | None = None
-    segments: int = 0  # number of segment vectors (BERT's A and B)
+    segments: Natural = 0  # number of segment vectors (BERT's A and B)
     token_segments: bool = False  # segment ids are rows of the token table (GPT-2)
     norm: Norm | None = None
-    dropout: float = 0.0
+    dropout: Chance = 0.0
     project_bias: bool = True  # of the projection, if tokens.width is set
     order: tuple[Step, ...] = STEPS  # of the steps after the token table
     numbering: Numbering = ByPlace()  # how tokens are numbered for `position`
@@ -113,8 +110,6 @@ class TextEmbedding(Embedding, sees="itself"):
     ignores_segments: bool = False  # accept token_type_ids, but ignore them
 
     def check(self) -> None:
-        at_least(self, 0, "segments")
-        chance(self, "dropout")
         kind, numbering = type(self).__name__, type(self.numbering).__name__
         if sorted(self.order) != sorted(STEPS):
             raise ValueError(f"{kind}.order is {', '.join(self.order)}; it must contain {', '.join(STEPS)} once each")
@@ -138,11 +133,8 @@ class TextEmbedding(Embedding, sees="itself"):
     def padding_token(self) -> int | None:
         return self.numbering.token if isinstance(self.numbering, WithoutToken) else self.tokens.padding_index
 
-    def build(self, site: Site) -> nn.Module:
-        return TextEmbeddingModule(self, site)
 
-
-class TextEmbeddingModule(nn.Module):
+class TextEmbeddingModule(PartModule, of=TextEmbedding):
     def __init__(self, part: TextEmbedding, site: Site) -> None:
         super().__init__()
         self.part, self.address = part, site.address

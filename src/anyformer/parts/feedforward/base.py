@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from anyformer.parts.op import Op
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count
 
 
 class FeedForward(Op):
@@ -17,13 +17,9 @@ class FeedForward(Op):
     open_slot: ClassVar[bool] = False  # experts call `inner`, so other kinds of Part do not fit
     gated: ClassVar[bool] = False  # the first product has 2 F outputs: the gates and the values
 
-    width: int  # F, inner width
+    width: Count  # F, inner width
     bias: bool = True
-    dropout: float = 0.0  # on the inner activations
-
-    def check(self) -> None:
-        at_least(self, 1, "width")
-        chance(self, "dropout")
+    dropout: Chance = 0.0  # on the inner activations
 
     def inner(self, *inputs: Tensor) -> Tensor:
         """Return the inner activations (..., F), given the first product (..., F); with gates: (gate, up)."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from anyformer.parts.feedforward.base import FeedForward
 from anyformer.parts.feedforward.mlp import GatedMLPModule
-from anyformer.specs.checks import positive
+from anyformer.specs.field_types import Positive
 from anyformer.specs.part import Site
 
 
@@ -20,11 +20,7 @@ class ClampedGatedMLP(FeedForward, sees="itself", called=("clamped SwiGLU",)):
     gated: ClassVar[bool] = True
 
     alpha: float = 1.702
-    limit: float = 7.0
-
-    def check(self) -> None:
-        super().check()
-        positive(self, "limit")
+    limit: Positive = 7.0
 
     def inner(self, gate: Tensor, up: Tensor) -> Tensor:  # type: ignore[override]
         gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from anyformer.kernels.linear import cast_for_autocast
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.base import PartModule
 from anyformer.parts.feedforward.base import FeedForward
 from anyformer.parts.fused_linear import Joined, LinearThenGELU
 from anyformer.parts.op import Reshaping
 from anyformer.runtime.context import Context
-from anyformer.specs.checks import at_least
 from anyformer.specs.part import Site
 
 
@@ -35,22 +35,15 @@ class MLP(
 
     activation: Activation = "gelu"
 
-    def check(self) -> None:
-        super().check()
-        at_least(self, 1, "out")
-
     def inner(self, up: Tensor) -> Tensor:  # type: ignore[override]
         return ACTIVATIONS[self.activation](up)
 
-    def build(self, site: Site) -> nn.Module:
-        return MLPModule(self, site.width)
 
-
-class MLPModule(nn.Module):
-    def __init__(self, part: MLP, width: int) -> None:
+class MLPModule(PartModule, of=MLP):
+    def __init__(self, part: MLP, site: Site) -> None:
         super().__init__()
-        self.up = nn.Linear(width, part.width, bias=part.bias)
-        self.down = nn.Linear(part.width, part.out_width(width), bias=part.bias)
+        self.up = nn.Linear(site.width, part.width, bias=part.bias)
+        self.down = nn.Linear(part.width, part.out_width(site.width), bias=part.bias)
         self.part, self.activation, self.dropout = part, activation_of(part), part.dropout
         self.up_gelu: LinearThenGELU | None = None  # set by transforms/fuse.py: both as one operation, for training
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.grouped import cast, grouped_linear, takes_rest
+from anyformer.parts.base import PartModule
 from anyformer.parts.computed import places
 from anyformer.parts.feedforward.base import FeedForward
 from anyformer.parts.feedforward.mlp import activation_of
@@ -19,7 +20,7 @@ from anyformer.parts.feedforward.routers import Router, Routing, TopKModule, jit
 from anyformer.parts.op import Op
 from anyformer.parts.unused import PartlyUsed
 from anyformer.runtime.context import Context
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count, NonNegative
 from anyformer.specs.part import Site
 
 
@@ -28,23 +29,18 @@ class MoE(Op, sees="itself", called=("mixture of experts", "sparse experts", "De
 
     routes: ClassVar[bool] = True
 
-    num_experts: int
+    num_experts: Count
     router: Router
     expert: FeedForward
     shared: FeedForward | None = None
-    jitter: float = 0.0  # in training, the input of router and experts is multiplied by 1 +- this (Mixtral)
+    jitter: NonNegative = 0.0  # in training, the input of router and experts is multiplied by 1 +- this (Mixtral)
 
     def check(self) -> None:
-        at_least(self, 1, "num_experts")
-        at_least(self, 0, "jitter")
         if self.router.top_k > self.num_experts:
             raise ValueError(f"MoE.router.top_k is {self.router.top_k}; there are only {self.num_experts} experts")
 
-    def build(self, site: Site) -> nn.Module:
-        return MoEModule(self, site)
 
-
-class MoEModule(nn.Module):
+class MoEModule(PartModule, of=MoE):
     router: Any
 
     def __init__(self, part: MoE, site: Site) -> None:

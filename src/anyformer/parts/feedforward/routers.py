@@ -16,7 +16,7 @@ from anyformer.runtime.context import Context
 from anyformer.runtime.state import PerToken
 from anyformer.runtime.taps import ROUTER, TapNames
 from anyformer.runtime.visibility import first_of_document
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count, Natural, NonNegative
 from anyformer.specs.part import Part, Site
 
 
@@ -32,10 +32,7 @@ class Routing:
 class Router(Part):
     """Chooses `top_k` experts for every token."""
 
-    top_k: int = 1
-
-    def check(self) -> None:
-        at_least(self, 1, "top_k")
+    top_k: Count = 1
 
     def make(self, site: Site, num_experts: int) -> nn.Module:
         raise NotImplementedError
@@ -49,15 +46,14 @@ class TopK(Router, sees="itself", called=("Mixtral router", "top-k routing")):
     score: Literal["softmax", "sigmoid"] = "softmax"  # over all experts, or of each expert separately
     normalize: bool = True  # the weights of the chosen experts add up to 1
     scale: float = 1.0  # factor of the weights
-    groups: int = 1  # number of groups
-    top_groups: int = 1  # number of groups to choose from
-    group_best: int = 1  # a group's score is the sum of this many of its best scores
+    groups: Count = 1  # number of groups
+    top_groups: Count = 1  # number of groups to choose from
+    group_best: Count = 1  # a group's score is the sum of this many of its best scores
     correction: bool = False  # choose with a bias that balances the load
     float32: bool = False  # compute scores in fp32, whatever the model's dtype
     bias: bool = False  # of the scores' projection (gpt-oss)
 
     def check(self) -> None:
-        at_least(self, 1, "top_k", "groups", "top_groups", "group_best")
         if self.top_groups > self.groups:
             raise ValueError(f"TopK.top_groups is {self.top_groups}; it must be at most groups, {self.groups}")
 
@@ -125,15 +121,14 @@ class Switch(Router, sees="past", called=("Switch Transformer", "top-1 router"))
     """One expert per token, and at most `capacity` tokens per expert and text: later tokens get nothing from this layer
     [Fedus et al. 2021]."""
 
-    top_k: int = 1
-    capacity: int = 64  # tokens per expert; in the paper: capacity factor * tokens / experts
+    top_k: Count = 1
+    capacity: Natural = 64  # tokens per expert; in the paper: capacity factor * tokens / experts
     limit: Literal["text", "batch"] = "text"  # "batch": of all texts together, only in training, as in the paper
     bias: bool = False
-    jitter: float = 0.0  # in training, the router's input is multiplied by 1 +- this
+    jitter: NonNegative = 0.0  # in training, the router's input is multiplied by 1 +- this
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"  # dtype of the router
 
     def check(self) -> None:
-        at_least(self, 0, "jitter", "capacity")
         if self.top_k != 1:
             raise ValueError(f"Switch.top_k is {self.top_k}; it must be 1")
 
@@ -209,13 +204,12 @@ class GShard(Router, sees="past", called=("top-2 router", "GLaM")):
     al. 2020]. The paper assigns all first choices of a group before any second choice; here each token's two choices
     are assigned in the order of the text, so that no token depends on later ones."""
 
-    top_k: int = 2
-    capacity: int = 128  # choices per expert
+    top_k: Count = 2
+    capacity: Natural = 128  # choices per expert
     limit: Literal["text", "batch"] = "text"  # "batch": of all texts together, only in training, as in the paper
-    threshold: float = 0.5  # a second share below it is used with probability share / threshold; 0: always (GLaM)
+    threshold: NonNegative = 0.5  # a second share below it is used with probability share / threshold; 0: always (GLaM)
 
     def check(self) -> None:
-        at_least(self, 0, "capacity", "threshold")
         if self.top_k != 2:
             raise ValueError(f"GShard.top_k is {self.top_k}; it must be 2")
 
@@ -254,7 +248,7 @@ class NoisyTopK(Router, sees="itself", called=("sparsely-gated", "noisy top-k ga
     """Softmax over the k best of noisy scores; the amount of noise is learned too [Shazeer et al. 2017]. In training,
     the squared coefficients of variation of the experts' importance and load are added to the losses."""
 
-    top_k: int = 4
+    top_k: Count = 4
 
     def make(self, site: Site, num_experts: int) -> nn.Module:
         return NoisyTopKModule(self, site, num_experts)

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.base import PartModule
 from anyformer.parts.grid.dvae import ImageDecoder
 from anyformer.parts.grid.windows import Grid
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count
 from anyformer.specs.part import Site
 
 EPS = 1e-6
@@ -25,8 +26,8 @@ class KLDecoder(ImageDecoder, sees="all", called=("AutoencoderKL", "decoder of S
     Each stage but the last doubles the rows and columns at its end."""
 
     widths: tuple[int, ...] = (512, 512, 256, 128)
-    blocks: int = 3
-    groups: int = 32
+    blocks: Count = 3
+    groups: Count = 32
     activation: Activation = "silu"
     attention: bool = True
     mix: bool = True  # start with a 1 x 1 convolution
@@ -35,12 +36,8 @@ class KLDecoder(ImageDecoder, sees="all", called=("AutoencoderKL", "decoder of S
         super().check()
         check_groups(self)
 
-    def build(self, site: Site) -> nn.Module:
-        return KLDecoderModule(self, site.width)
-
 
 def check_groups(part: Any) -> None:
-    at_least(part, 1, "groups")
     if uneven := [width for width in part.widths if width % part.groups]:
         kind = type(part).__name__
         raise ValueError(f"{kind}.groups: width {uneven[0]} is not a multiple of {part.groups} groups")
@@ -51,11 +48,11 @@ class Normed(nn.GroupNorm):
         super().__init__(part.groups, width, eps=EPS)
 
 
-class KLDecoderModule(nn.Module):
-    def __init__(self, part: KLDecoder, width: int) -> None:
+class KLDecoderModule(PartModule, of=KLDecoder):
+    def __init__(self, part: KLDecoder, site: Site) -> None:
         super().__init__()
-        self.mix = nn.Conv2d(width, width, 1) if part.mix else None
-        self.first = nn.Conv2d(width, part.widths[0], 3, padding=1)
+        self.mix = nn.Conv2d(site.width, site.width, 1) if part.mix else None
+        self.first = nn.Conv2d(site.width, part.widths[0], 3, padding=1)
         self.middle = MiddleBlock(part, part.widths[0])
         before, last = (part.widths[0], *part.widths), len(part.widths) - 1
         self.stages = nn.ModuleList(

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.base import PartModule
 from anyformer.parts.computed import places
 from anyformer.parts.grid.merge import Down
 from anyformer.parts.init import Normal
@@ -22,7 +23,7 @@ from anyformer.parts.norm import BatchNorm, Norm
 from anyformer.parts.op import Op, Reshaping
 from anyformer.runtime.context import Context
 from anyformer.runtime.grid import Grid, Sides, as_image
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count
 from anyformer.specs.part import Part, Site, walk
 
 
@@ -50,15 +51,14 @@ class GridLayer(Part):
 class Convolution(GridLayer, sees="all"):
     """A zero-padded 2-D convolution over the grid, then a norm and an activation."""
 
-    kernel: int = 3
-    width: int | None = None  # output channels; default: the width of the surrounding block
-    stride: int = 1
+    kernel: Count = 3
+    width: Count | None = None  # output channels; default: the width of the surrounding block
+    stride: Count = 1
     bias: bool = False
     norm: Norm | None = BatchNorm()
     activation: Activation = "relu"
 
     def check(self) -> None:
-        at_least(self, 1, "kernel", "width", "stride")
         if self.kernel % 2 == 0:
             raise ValueError(f"Convolution.kernel is {self.kernel}; it must be odd (centred on a pixel)")
 
@@ -112,12 +112,11 @@ class OpLayer(GridLayer, sees="all", called=("attention in a bottleneck",)):
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
 
     op: Op
-    pool: int = 1  # average `pool` x `pool` pixels after the op
+    pool: Count = 1  # average `pool` x `pool` pixels after the op
     norm: Norm | None = BatchNorm()
     activation: Activation = "relu"
 
     def check(self) -> None:
-        at_least(self, 1, "pool")
         if len({1, *self.strides}) > 2 or len({*self.strides}) > 1:
             raise ValueError(f"OpLayer.op has the stride {self.strides}; rows and columns need the same stride")
         for path, part in walk(self.op, "op"):
@@ -157,7 +156,7 @@ class OpLayerModule(nn.Module):
         return self.activation(x if self.norm is None else self.norm(x)), self.part.coarser(grid)
 
 
-class ConvolutionChain(nn.Module):
+class ConvolutionChain(PartModule):
     """A sequence of grid layers; the last has the width of the surrounding block."""
 
     def __init__(self, layers: tuple[GridLayer, ...], inputs: int, site: Site) -> None:
@@ -214,13 +213,12 @@ class ResidualDown(Down, sees="all", called=("ResNet's first layer of a stage",)
     """activation(skip(x) + layers(x)): a residual step that changes the width or the grid; the skip connection is a
     convolution too [He et al. 2016]."""
 
-    width: int
+    width: Count
     layers: tuple[GridLayer, ...]
     skip: Convolution
     activation: Activation = "relu"
 
     def check(self) -> None:
-        at_least(self, 1, "width")
         check_layers(self)
         if self.skip.width is not None or self.skip.stride != self.stride:
             raise ValueError(f"ResidualDown.skip must have the stride of all layers, {self.stride}, and no width")
@@ -237,11 +235,8 @@ class ResidualDown(Down, sees="all", called=("ResNet's first layer of a stage",)
     def out_width(self, width: int) -> int:
         return self.width
 
-    def build(self, site: Site) -> nn.Module:
-        return ResidualDownModule(self, site)
 
-
-class ResidualDownModule(ConvolutionChain):
+class ResidualDownModule(ConvolutionChain, of=ResidualDown):
     def __init__(self, part: ResidualDown, site: Site) -> None:
         wider = Site(width=part.width, layer=site.layer, depth=site.depth, address=site.address)
         super().__init__(part.layers, site.width, wider)
@@ -257,12 +252,11 @@ class ResidualDownModule(ConvolutionChain):
 class LayersDown(Down, sees="all", called=("stem",)):
     """A sequence of grid layers, then max pooling with stride 2 (the stem of LR-Net)."""
 
-    width: int
+    width: Count
     layers: tuple[GridLayer, ...]
-    pool: int | None = None  # kernel size of the max pooling; None: no pooling
+    pool: Count | None = None  # kernel size of the max pooling; None: no pooling
 
     def check(self) -> None:
-        at_least(self, 1, "width", "pool")
         if not self.layers or (self.pool is not None and self.pool % 2 == 0):
             raise ValueError("LayersDown needs at least one layer and an odd pool")
 
@@ -276,11 +270,8 @@ class LayersDown(Down, sees="all", called=("stem",)):
             width = layer.out_width(width, self.width)
         return width
 
-    def build(self, site: Site) -> nn.Module:
-        return LayersDownModule(self, site)
 
-
-class LayersDownModule(ConvolutionChain):
+class LayersDownModule(ConvolutionChain, of=LayersDown):
     def __init__(self, part: LayersDown, site: Site) -> None:
         if part.out_width(site.width) != part.width:
             width = part.out_width(site.width)

@@ -13,21 +13,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.parts.base import PartModule
 from anyformer.parts.grid.windows import Grid
 from anyformer.parts.init import Kaiming, Normal
-from anyformer.specs.checks import at_least, positive
+from anyformer.specs.field_types import Count, Positive, TwoOrMore
 from anyformer.specs.part import Part, Site
 
 
 class ImageDecoder(Part):
     """Base class of decoders from a grid of vectors to pixels, in stages of `widths` from coarse to fine."""
 
-    channels: int = 3
+    channels: Count = 3
     widths: tuple[int, ...]
-    blocks: int = 2
+    blocks: Count = 2
 
     def check(self) -> None:
-        at_least(self, 1, "channels", "blocks")
         check_stages(type(self).__name__, self.widths, self.blocks)
 
     def finer(self, grid: Grid) -> Grid:
@@ -44,14 +44,11 @@ class ConvDecoder(ImageDecoder, sees="all", called=("convolutional decoder", "dV
 
     widths: tuple[int, ...] = (2048, 1024, 512, 256)
 
-    def build(self, site: Site) -> nn.Module:
-        return ConvDecoderModule(self, site.width)
 
-
-class ConvDecoderModule(nn.Module):
-    def __init__(self, part: ConvDecoder, width: int) -> None:
+class ConvDecoderModule(PartModule, of=ConvDecoder):
+    def __init__(self, part: ConvDecoder, site: Site) -> None:
         super().__init__()
-        self.first = nn.Conv2d(width, part.widths[0], 1)
+        self.first = nn.Conv2d(site.width, part.widths[0], 1)
         self.stages = residual_stages(part.widths[0], part.widths, part.blocks)
         self.out = nn.Conv2d(part.widths[-1], part.channels, 1)
         self.starts = {"first.weight": Kaiming(gain=1.0), "out.weight": Kaiming(gain=1.0)}
@@ -111,10 +108,7 @@ class Latent(Part):
 
     discrete: ClassVar[bool] = True
 
-    width: int = 128  # E
-
-    def check(self) -> None:
-        at_least(self, 1, "width")
+    width: Count = 128  # E
 
     def out_width(self, width: int) -> int:
         return self.width
@@ -124,24 +118,16 @@ class GumbelCodes(Latent, sees="itself", called=("discrete VAE", "dVAE", "DALL-E
     """Each cell is one of `codes` codes: the most likely one, or in training a sample of the Gumbel softmax
     [Jang et al. 2017]. The cost is the KL divergence from the uniform distribution, in nats."""
 
-    codes: int = 8192
-    temperature: float = 1.0  # of the Gumbel softmax
+    codes: TwoOrMore = 8192
+    temperature: Positive = 1.0  # of the Gumbel softmax
     soft: bool = False  # use the soft sample (DALL-E, with a falling temperature); False: straight-through one-hot
 
-    def check(self) -> None:
-        super().check()
-        at_least(self, 2, "codes")
-        positive(self, "temperature")
 
-    def build(self, site: Site) -> nn.Module:
-        return GumbelCodesModule(self, site.width)
-
-
-class GumbelCodesModule(nn.Module):
-    def __init__(self, part: GumbelCodes, width: int) -> None:
+class GumbelCodesModule(PartModule, of=GumbelCodes):
+    def __init__(self, part: GumbelCodes, site: Site) -> None:
         super().__init__()
         self.part = part
-        self.choose = nn.Linear(width, part.codes)
+        self.choose = nn.Linear(site.width, part.codes)
         self.table = nn.Parameter(torch.empty(part.codes, part.width))
         self.starts = {"choose.weight": Kaiming(gain=1.0), "table": Normal(std=1.0)}
 
@@ -176,15 +162,12 @@ class RoundedCodes(Latent, sees="itself", called=("FSQ", "finite scalar quantisa
     def codes(self) -> int:
         return math.prod(self.levels)
 
-    def build(self, site: Site) -> nn.Module:
-        return RoundedCodesModule(self, site.width)
 
-
-class RoundedCodesModule(nn.Module):
-    def __init__(self, part: RoundedCodes, width: int) -> None:
+class RoundedCodesModule(PartModule, of=RoundedCodes):
+    def __init__(self, part: RoundedCodes, site: Site) -> None:
         super().__init__()
         self.levels = part.levels
-        self.narrow = nn.Linear(width, len(part.levels))
+        self.narrow = nn.Linear(site.width, len(part.levels))
         self.wide = nn.Linear(len(part.levels), part.width)
         self.starts = {"narrow.weight": Kaiming(gain=1.0), "wide.weight": Kaiming(gain=1.0)}
 
@@ -220,30 +203,25 @@ class GaussianLatent(Latent, sees="itself", called=("KL autoencoder", "latent di
 
     discrete: ClassVar[bool] = False
 
-    width: int = 4
-    scale: float | None = 1.0  # None: measured in training, so that the mean square becomes 1
+    width: Count = 4
+    scale: Positive | None = 1.0  # None: measured in training, so that the mean square becomes 1
     shift: float = 0.0  # subtracted before scaling
     project: bool = True  # compute mean and variance by a linear layer; False: the encoder's output contains them
 
-    def check(self) -> None:
-        super().check()
-        positive(self, "scale")
 
-    def build(self, site: Site) -> nn.Module:
-        return GaussianModule(self, site.width)
-
-
-class GaussianModule(nn.Module):
+class GaussianModule(PartModule, of=GaussianLatent):
     MOMENTUM = 0.01  # weight of the newest batch in the running mean square
 
     square: Tensor | None
 
-    def __init__(self, part: GaussianLatent, width: int) -> None:
+    def __init__(self, part: GaussianLatent, site: Site) -> None:
         super().__init__()
         self.given, self.shift = part.scale, part.shift
-        if not part.project and width != 2 * part.width:
-            raise ValueError(f"latent.project=False needs a width of 2 * {part.width} (mean and variance), got {width}")
-        self.say = nn.Linear(width, 2 * part.width) if part.project else nn.Identity()
+        if not part.project and site.width != 2 * part.width:
+            raise ValueError(
+                f"latent.project=False needs a width of 2 * {part.width} (mean and variance), got {site.width}"
+            )
+        self.say = nn.Linear(site.width, 2 * part.width) if part.project else nn.Identity()
         self.register_buffer("square", torch.zeros(()) if part.scale is None else None)  # 0: not measured yet
         self.starts = {"say.weight": Kaiming(gain=1.0), "square": 0.0}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.parts.base import PartModule
 from anyformer.parts.norm import Norm
 from anyformer.runtime.context import Context
 from anyformer.runtime.grid import Grid
@@ -38,11 +39,8 @@ class Merge(Down, sees="all", called=("patch merging",)):
     def out_width(self, width: int) -> int:
         return 2 * width
 
-    def build(self, site: Site) -> nn.Module:
-        return MergeModule(self, site)
 
-
-class MergeModule(nn.Module):
+class MergeModule(PartModule, of=Merge):
     def __init__(self, part: Merge, site: Site) -> None:
         super().__init__()
         self.pre_norm = part.pre_norm.build(site.child("pre_norm", width=4 * site.width)) if part.pre_norm else None

@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.parts.base import PartModule
 from anyformer.parts.norm import BatchNorm, Norm
 from anyformer.parts.op import InHeads, Op
 from anyformer.runtime.context import Context
 from anyformer.runtime.grid import Grid, layout, on_grid
 from anyformer.runtime.taps import MIXER, TapNames
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count
 from anyformer.specs.part import Site
 
 NEEDS_WHOLE_GRID = "attention over a grid needs the whole grid: give no attention_mask and no document_ids"
@@ -32,22 +33,16 @@ class NonLocal(Op, sees="all", called=("non-local block", "non-local", "non-loca
     packs: ClassVar[bool] = False
 
     similarity: Literal["embedded", "gaussian", "product", "concatenation"] = "embedded"
-    width: int | None = None  # W; default: half of the model's width
-    pool: int = 1  # keys and values are max-pooled over `pool` x `pool` pixels
+    width: Count | None = None  # W; default: half of the model's width
+    pool: Count = 1  # keys and values are max-pooled over `pool` x `pool` pixels
     norm: Norm | None = BatchNorm()
-
-    def check(self) -> None:
-        at_least(self, 1, "width", "pool")
 
     @property
     def causal_alternative(self) -> str:
         return "Attention(num_heads=1, mask=Causal())"
 
-    def build(self, site: Site) -> nn.Module:
-        return NonLocalModule(self, site)
 
-
-class NonLocalModule(nn.Module):
+class NonLocalModule(PartModule, of=NonLocal):
     def __init__(self, part: NonLocal, site: Site) -> None:
         super().__init__()
         self.part, self.address, D = part, site.address, site.width
@@ -92,22 +87,16 @@ class CrissCross(Op, sees="all", called=("CC-Net", "criss-cross attention")):
     reads_grid: ClassVar[bool] = True
     packs: ClassVar[bool] = False
 
-    num_heads: int = 1
-    reduction: int = 8  # the width of queries and keys is the model's width divided by this
+    num_heads: Count = 1
+    reduction: Count = 8  # the width of queries and keys is the model's width divided by this
     bias: bool = True
-
-    def check(self) -> None:
-        at_least(self, 1, "num_heads", "reduction")
 
     @property
     def causal_alternative(self) -> str:
         return "Attention(num_heads=1, mask=Causal() & Axial(columns=...))"
 
-    def build(self, site: Site) -> nn.Module:
-        return CrissCrossModule(self, site)
 
-
-class CrissCrossModule(InHeads):
+class CrissCrossModule(InHeads, of=CrissCross):
     tapped: ClassVar[TapNames] = MIXER
 
     def __init__(self, part: CrissCross, site: Site) -> None:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.attention import EVERYTHING, Plan, attend
+from anyformer.parts.base import PartModule
 from anyformer.parts.init import Initializer, Kaiming
 from anyformer.parts.mask import FULL
 from anyformer.parts.norm import Norm
@@ -22,7 +23,7 @@ from anyformer.parts.position.grid import GridVectors
 from anyformer.runtime.context import Context, leading_pads
 from anyformer.runtime.grid import NEEDS, KeyGrid, Layout, Sides, laid_out, layout, on_grid, with_stride
 from anyformer.runtime.taps import MIXER, TapNames
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Part, Site
 
@@ -58,11 +59,8 @@ class GridPool(Part, sees="all"):
         sides = zip(grid, self.kernel, self.stride, self.edge, strict=True)
         return laid_out(*((side + 2 * edge - size) // step + 1 for side, size, step, edge in sides))
 
-    def build(self, site: Site) -> nn.Module:
-        return GridPoolModule(self, site)
 
-
-class GridPoolModule(nn.Module):
+class GridPoolModule(PartModule, of=GridPool):
     starts: ClassVar[dict[str, Initializer]] = {"convolution.weight": Kaiming(gain=3**-0.5, normal=False)}
 
     def __init__(self, part: GridPool, site: Site) -> None:
@@ -92,18 +90,16 @@ class PooledAttention(Reshaping, sees="all", called=("MViT", "pooling attention"
     packs: ClassVar[bool] = False
     reads_grid: ClassVar[bool] = True
 
-    num_heads: int
+    num_heads: Count
     queries: GridPool | None = None
     keys: GridPool | None = None  # of keys and values, with separate weights
     bias: str = "qkvo"  # which projections have a bias
     position: GridVectors | None = None
     # add the pooled queries to the output [Li et al. 2022]; "rest": except for the first (class) token
     add_queries: Literal["none", "rest", "all"] = "none"
-    dropout: float = 0.0  # on the attention weights
+    dropout: Chance = 0.0  # on the attention weights
 
     def check(self) -> None:
-        at_least(self, 1, "num_heads", "out")
-        chance(self, "dropout")
         if set(self.bias) - set("qkvo"):
             raise ValueError(f"PooledAttention.bias is {quote(self.bias)}; use only letters of 'qkvo'")
         if len({*self.sides}) > 1:
@@ -130,11 +126,8 @@ class PooledAttention(Reshaping, sees="all", called=("MViT", "pooling attention"
     def causal_alternative(self) -> str:
         return "Attention(num_heads=..., mask=Causal())"
 
-    def build(self, site: Site) -> nn.Module:
-        return PooledAttentionModule(self, site)
 
-
-class PooledAttentionModule(InHeads):
+class PooledAttentionModule(InHeads, of=PooledAttention):
     def __init__(self, part: PooledAttention, site: Site) -> None:
         width = part.out_width(site.width)
         if width % part.num_heads:

@@ -9,9 +9,10 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from anyformer.kernels.cyclic_shift import roll_grid
+from anyformer.parts.base import PartModule
 from anyformer.parts.computed import cache_by_size, places
 from anyformer.parts.op import Op
 from anyformer.parts.position.grid import GridBias
@@ -53,11 +54,8 @@ class Windows(Op, sees="all", called=("Swin", "shifted windows", "window attenti
     def causal_alternative(self) -> str:
         return "Attention(num_heads=..., mask=Causal() & Window(size=...))"
 
-    def build(self, site: Site) -> nn.Module:
-        return WindowsModule(self, site)
 
-
-class WindowsModule(nn.Module):
+class WindowsModule(PartModule, of=Windows):
     def __init__(self, part: Windows, site: Site) -> None:
         super().__init__()
         self.size, self.shift, self.fixed = part.size, part.shift, part.fixed

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.parts.attention.set_transformer import Across, each_row
+from anyformer.parts.base import PartModule
 from anyformer.parts.feedforward.mlp import MLP, GatedMLP
 from anyformer.parts.head.pooling import Pooling
 from anyformer.parts.init import Kaiming
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.runtime.context import Context
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Site
 
@@ -25,25 +26,20 @@ class AttentionPool(Pooling, called=("attention pooling", "MAP head", "multihead
     """A learned probe attends to all tokens that are not padding: h = attention(probe, x). The pooled vector is h +
     feedforward(norm(h)) (SigLIP's images). Unlike `SeedPool`, the probe is not added to h."""
 
-    num_heads: int
+    num_heads: Count
     feedforward: MLP | GatedMLP | None = None
     norm: Norm | None = LayerNorm()  # before the feed-forward layer
     bias: str = "qkvo"  # projections that have a bias
-    dropout: float = 0.0  # on the attention weights
+    dropout: Chance = 0.0  # on the attention weights
 
     def check(self) -> None:
-        at_least(self, 1, "num_heads")
-        chance(self, "dropout")
         if set(self.bias) - set("qkvo"):
             raise ValueError(f"AttentionPool.bias is {quote(self.bias)}; use only letters of 'qkvo'")
         if self.feedforward is not None and self.feedforward.out is not None:
             raise ValueError("AttentionPool.feedforward.out: the vector keeps its width; do not set it")
 
-    def build(self, site: Site) -> nn.Module:
-        return AttentionPoolModule(self, site)
 
-
-class AttentionPoolModule(nn.Module):
+class AttentionPoolModule(PartModule, of=AttentionPool):
     def __init__(self, part: AttentionPool, site: Site) -> None:
         super().__init__()
         self.probe = nn.Parameter(torch.empty(1, site.width))

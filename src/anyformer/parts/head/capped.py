@@ -9,31 +9,26 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from anyformer.kernels.loss import IGNORED, even_rows, rows_of_chunk
 from anyformer.parts.head.language import LMHead, LMHeadModule
 from anyformer.parts.head.losses import class_loss
-from anyformer.specs.checks import positive
-from anyformer.specs.part import Site
+from anyformer.specs.field_types import Positive
 
 
 class CappedHead(LMHead, sees="itself", called=("final logit softcapping",)):
     """Scores over the vocabulary, bounded: bound * tanh(scores / bound) [Gemma 2, 2024]."""
 
-    bound: float = 30.0
+    bound: Positive = 30.0
 
     def check(self) -> None:
-        positive(self, "bound")
         if self.offset or self.unused_bias:
             raise ValueError("CappedHead has no offset or unused_bias")
 
-    def build(self, site: Site) -> nn.Module:
-        return CappedHeadModule(self, site)
 
-
-class CappedHeadModule(LMHeadModule):
+class CappedHeadModule(LMHeadModule, of=CappedHead):
     part: CappedHead
 
     def logits(self, x: Tensor) -> Tensor:

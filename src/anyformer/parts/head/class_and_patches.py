@@ -24,11 +24,8 @@ class ClassAndPatchesHead(ClassifyHead, called=("linear probe",)):
 
     requires: ClassVar[tuple[str, ...]] = ("an image",)
 
-    def build(self, site: Site) -> nn.Module:
-        return ClassAndPatchesModule(self, site)
 
-
-class ClassAndPatchesModule(ClassifyModule):
+class ClassAndPatchesModule(ClassifyModule, of=ClassAndPatchesHead):
     def __init__(self, part: ClassAndPatchesHead, site: Site) -> None:
         super().__init__(part.pool, part.num_labels, part.bias, part.problem, site, part.shares)
         if part.num_labels:

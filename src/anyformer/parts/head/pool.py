@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.base import PartModule
 from anyformer.parts.head.pooling import FirstToken, Pooling
 from anyformer.parts.norm import Norm
 from anyformer.parts.unused import Unused
@@ -66,9 +67,6 @@ class Pool(Part, called=("pooler",)):
             data["norm"] = {"kind": "Unused", "part": data.get("norm")}
         return data
 
-    def build(self, site: Site) -> nn.Module:
-        return PoolModule(self, site)
-
 
 def part_for(take: str, fields: dict[str, Any]) -> dict[str, Any]:
     """Return the Part that replaces a string of an earlier version, as JSON data."""
@@ -76,7 +74,7 @@ def part_for(take: str, fields: dict[str, Any]) -> dict[str, Any]:
     return STRINGS[take] | ({} if fields.get(name) is None else {name: fields[name]})
 
 
-class PoolModule(nn.Module):
+class PoolModule(PartModule, of=Pool):
     def __init__(self, part: Pool, site: Site) -> None:
         super().__init__()
         self.part, pooled_width = part, part.take.out_width(site.width)

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from anyformer.kernels.capture import can_read_values
 from anyformer.parts.attention.set_transformer import Seeds
+from anyformer.parts.base import PartModule
 from anyformer.runtime.context import Context, leading_pads
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Natural
 from anyformer.specs.part import Part, Site
 
 Pooled = Callable[[Tensor, Context, dict[str, Any]], Tensor]
@@ -173,10 +174,7 @@ class MeanColumns(Pooling):
     """The mean of all vectors after the first `skip`, padding included (ImageGPT; CLIP's classifier skips the class
     token)."""
 
-    skip: int = 0
-
-    def check(self) -> None:
-        at_least(self, 0, "skip")
+    skip: Natural = 0
 
     def pool(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
         return x[:, self.skip :].mean(1)
@@ -193,11 +191,8 @@ class SeedPool(Pooling, called=("seed pooling",)):
     def out_width(self, width: int) -> int:
         return width * self.seeds.count
 
-    def build(self, site: Site) -> nn.Module:
-        return SeedPoolModule(self, site)
 
-
-class SeedPoolModule(nn.Module):
+class SeedPoolModule(PartModule, of=SeedPool):
     def __init__(self, part: SeedPool, site: Site) -> None:
         super().__init__()
         self.seeds = part.seeds.build(site.child("seeds"))

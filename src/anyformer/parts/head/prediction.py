@@ -15,7 +15,7 @@ from anyformer.parts.head.pool import Pool, PoolModule
 from anyformer.parts.head.span import SpanHead, SpanModule
 from anyformer.parts.head.tag import TagHead, TagModule
 from anyformer.runtime.context import Context
-from anyformer.specs.checks import chance
+from anyformer.specs.field_types import Chance
 from anyformer.specs.part import Site
 
 
@@ -23,17 +23,10 @@ class PredictionTransform(Transform, sees="itself"):
     """norm(activation(dense(x))) and dropout, where the dense layer may have no bias (ModernBERT)."""
 
     bias: bool = False
-    dropout: float = 0.0
-
-    def check(self) -> None:
-        super().check()
-        chance(self, "dropout")
-
-    def build(self, site: Site) -> nn.Module:
-        return PredictionTransformModule(self, site)
+    dropout: Chance = 0.0
 
 
-class PredictionTransformModule(TransformModule):
+class PredictionTransformModule(TransformModule, of=PredictionTransform):
     def __init__(self, part: PredictionTransform, site: Site) -> None:
         super().__init__(part, site)
         self.dropout = part.dropout
@@ -50,11 +43,8 @@ class PredictionPool(Pool):
 
     transform: PredictionTransform
 
-    def build(self, site: Site) -> nn.Module:
-        return PredictionPoolModule(self, site)
 
-
-class PredictionPoolModule(PoolModule):
+class PredictionPoolModule(PoolModule, of=PredictionPool):
     def __init__(self, part: PredictionPool, site: Site) -> None:
         super().__init__(part, site)
         self.transform = part.transform.build(site.child("transform", width=part.width or site.width))
@@ -68,11 +58,8 @@ class PredictionTagHead(TagHead):
 
     transform: PredictionTransform
 
-    def build(self, site: Site) -> nn.Module:
-        return PredictionTagModule(self, site)
 
-
-class PredictionTagModule(TagModule):
+class PredictionTagModule(TagModule, of=PredictionTagHead):
     def __init__(self, part: PredictionTagHead, site: Site) -> None:
         super().__init__(part, site.width)
         self.transform = part.transform.build(site.child("transform"))
@@ -86,11 +73,8 @@ class PredictionSpanHead(SpanHead):
 
     transform: PredictionTransform
 
-    def build(self, site: Site) -> nn.Module:
-        return PredictionSpanModule(self, site)
 
-
-class PredictionSpanModule(SpanModule):
+class PredictionSpanModule(SpanModule, of=PredictionSpanHead):
     def __init__(self, part: PredictionSpanHead, site: Site) -> None:
         super().__init__(site.width, part.dropout)
         self.transform = part.transform.build(site.child("transform"))

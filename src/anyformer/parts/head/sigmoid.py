@@ -35,13 +35,10 @@ class SigmoidSimilarityHead(SimilarityHead, sees="itself", called=("SigLIP", "si
     scale: float = 2.302585092994046  # initial logarithm of the factor: log 10
     bias: float = -10.0  # its initial value
 
-    def build(self, site: Site) -> nn.Module:
-        return SigmoidSimilarityModule(self)
 
-
-class SigmoidSimilarityModule(SimilarityModule):
-    def __init__(self, part: SigmoidSimilarityHead) -> None:
-        super().__init__(part)
+class SigmoidSimilarityModule(SimilarityModule, of=SigmoidSimilarityHead):
+    def __init__(self, part: SigmoidSimilarityHead, site: Site) -> None:
+        super().__init__(part, site)
         self.bias = nn.Parameter(torch.tensor(part.bias))
         self.starts["bias"] = part.bias
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from anyformer.kernels.loss import IGNORED
 from anyformer.parts.head.base import NamedTensors
 from anyformer.parts.head.language import LMHead, LMHeadModule
 from anyformer.parts.head.losses import Loss, check_labels, class_loss
 from anyformer.runtime.context import Context
-from anyformer.specs.part import Site
 
 
 class SparseHead(LMHead, sees="itself"):
@@ -24,11 +23,8 @@ class SparseHead(LMHead, sees="itself"):
         if self.shift or self.balance is not None:
             raise ValueError("SparseHead predicts masked tokens: it has no shift and no balance")
 
-    def build(self, site: Site) -> nn.Module:
-        return SparseHeadModule(self, site)
 
-
-class SparseHeadModule(LMHeadModule):
+class SparseHeadModule(LMHeadModule, of=SparseHead):
     part: SparseHead
 
     def loss(self, x: Tensor, ctx: Context, labels: Tensor, smoothing: float = 0.0) -> Loss:

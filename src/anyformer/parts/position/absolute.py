@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from anyformer.kernels.capture import can_read_values
 from anyformer.kernels.value_checks import check_values, reads_later
 from anyformer.parts.activation import ACTIVATIONS, Activation
-from anyformer.parts.base import AbsolutePosition, InputPosition
+from anyformer.parts.base import AbsolutePosition, InputPosition, PartModule
 from anyformer.parts.computed import Computed, ComputesTensors
 from anyformer.parts.init import Normal
 from anyformer.parts.position import dependency_tree
@@ -30,7 +30,7 @@ from anyformer.parts.position.bias import (
     RelativeVectors,
 )
 from anyformer.runtime.context import Context
-from anyformer.specs.checks import at_least, chance, positive
+from anyformer.specs.field_types import Chance, Count, Natural, NonNegative, Positive
 from anyformer.specs.part import Site
 
 __all__ = [
@@ -55,27 +55,23 @@ class Learned(AbsolutePosition, sees="itself", called=("learned positions", "WPE
     always_resized: ClassVar[bool] = False
     antialias: ClassVar[bool] = False
 
-    length: int
-    offset: int = 0
+    length: Count
+    offset: Natural = 0
     padding: bool = False  # the row before position 0 is for padding: zero and not trained (RoBERTa)
-    dropout: float = 0.0  # on the vectors
+    dropout: Chance = 0.0  # on the vectors
 
     def check(self) -> None:
-        at_least(self, 1, "length")
-        at_least(self, 1 if self.padding else 0, "offset")
-        chance(self, "dropout")
+        if self.padding and not self.offset:
+            raise ValueError("Learned.offset is 0; with padding it must be at least 1")
 
     @property
     def has_padding_row(self) -> bool:
         return self.offset > 0
 
-    def build(self, site: Site) -> nn.Module:
-        return LearnedModule(self, site.width)
 
-
-class LearnedModule(nn.Embedding):
-    def __init__(self, part: Learned, width: int) -> None:
-        super().__init__(part.length + part.offset, width, padding_idx=part.offset - 1 if part.padding else None)
+class LearnedModule(PartModule, nn.Embedding, of=Learned):
+    def __init__(self, part: Learned, site: Site) -> None:
+        super().__init__(part.length + part.offset, site.width, padding_idx=part.offset - 1 if part.padding else None)
         self.length, self.offset, self.dropout = part.length, part.offset, part.dropout
 
     def forward(self, positions: Tensor | None = None) -> Tensor:
@@ -116,12 +112,10 @@ class AxialLearned(AbsolutePosition, sees="itself", called=("axial positions",))
     shape: tuple[int, ...]
     widths: tuple[int, ...]
     length: int | None = None  # number of positions in use; default: all
-    std: float = 1.0  # standard deviation of the initial vectors
-    dropout: float = 0.0  # of whole slices: all positions with the same second coordinate
+    std: NonNegative = 1.0  # standard deviation of the initial vectors
+    dropout: Chance = 0.0  # of whole slices: all positions with the same second coordinate
 
     def check(self) -> None:
-        chance(self, "dropout")
-        at_least(self, 0, "std")
         if not self.shape or len(self.shape) != len(self.widths) or min(*self.shape, *self.widths) < 1:
             raise ValueError(f"AxialLearned.widths is {self.widths}; give one width per side of shape {self.shape}")
         if self.length is not None and not 1 <= self.length <= math.prod(self.shape):
@@ -159,31 +153,24 @@ class Sinusoidal(AbsolutePosition, sees="itself", called=("sine", "sinusoids", "
     """Fixed sines and cosines [Vaswani et al. 2017]: sines in the first half of the width, or alternating if
     `interleaved`. They are computed once for `length` positions, and again for longer texts."""
 
-    length: int
+    length: Count
     interleaved: bool = False
-    base: float = 10000.0
+    base: Positive = 10000.0
     inclusive: bool = False  # the lowest frequency is exactly 1 / base (tensor2tensor, fairseq, Whisper)
     offset: int = 0  # position 0 is row `offset`; the row before it, for padding, is zero (fairseq)
     stored: bool = False  # saved as a weight, but not trained
-
-    def check(self) -> None:
-        at_least(self, 1, "length")
-        positive(self, "base")
 
     @property
     def has_padding_row(self) -> bool:
         return self.offset > 0
 
-    def build(self, site: Site) -> nn.Module:
-        return SinusoidalModule(self, site.width)
 
-
-class SinusoidalModule(ComputesTensors):
-    def __init__(self, part: Sinusoidal, width: int) -> None:
+class SinusoidalModule(ComputesTensors, of=Sinusoidal):
+    def __init__(self, part: Sinusoidal, site: Site) -> None:
         super().__init__()
-        self.part, self.width = part, width
+        self.part, self.width = part, site.width
         if part.stored:
-            self.weight = nn.Parameter(torch.empty(part.length + part.offset, width), requires_grad=False)
+            self.weight = nn.Parameter(torch.empty(part.length + part.offset, site.width), requires_grad=False)
         else:
             self.table = Computed(lambda: self.rows(part.length))
 
@@ -222,20 +209,15 @@ class Sinusoidal2D(AbsolutePosition, sees="itself"):
     the row (MAE, DiT; the other way round with `rows_first`), each with sines before cosines. `prefix` tokens before
     the grid (a class token) have no position."""
 
-    rows: int
-    columns: int
+    rows: Count
+    columns: Count
     rows_first: bool = False
-    prefix: int = 0
-    base: float = 10000.0
+    prefix: Natural = 0
+    base: Positive = 10000.0
 
     @property
     def length(self) -> int:
         return self.prefix + self.rows * self.columns
-
-    def check(self) -> None:
-        at_least(self, 1, "rows", "columns")
-        at_least(self, 0, "prefix")
-        positive(self, "base")
 
     def build(self, site: Site) -> nn.Module:
         if site.width % 4:
@@ -272,14 +254,11 @@ class Integer(AbsolutePosition, sees="itself"):
 
     scale: float = 1.0
 
-    def build(self, site: Site) -> nn.Module:
-        return IntegerModule(self, site.width)
 
-
-class IntegerModule(nn.Module):
-    def __init__(self, part: Integer, width: int) -> None:
+class IntegerModule(PartModule, of=Integer):
+    def __init__(self, part: Integer, site: Site) -> None:
         super().__init__()
-        self.scale, self.width = part.scale, width
+        self.scale, self.width = part.scale, site.width
 
     def forward(self, positions: Tensor) -> Tensor:
         return F.pad(positions[..., None].float() * self.scale, (0, self.width - 1))
@@ -289,10 +268,7 @@ class Binary(AbsolutePosition, sees="itself"):
     """The bits of the position number, lowest first, in the first `bits` channels: the lectures' second scheme.
     Sinusoids are its smooth form."""
 
-    bits: int = 16
-
-    def check(self) -> None:
-        at_least(self, 1, "bits")
+    bits: Count = 16
 
     def build(self, site: Site) -> nn.Module:
         if self.bits > min(site.width, 62):
@@ -317,12 +293,9 @@ class Convolutional(AbsolutePosition, sees="all"):
 
     numbered: ClassVar[bool] = False
 
-    kernel: int = 128
-    groups: int = 16
+    kernel: Count = 128
+    groups: Count = 16
     activation: Activation = "gelu"
-
-    def check(self) -> None:
-        at_least(self, 1, "kernel", "groups")
 
     @property
     def causal_alternative(self) -> str:
@@ -382,11 +355,8 @@ class TreeDepth(AbsolutePosition, sees="all", called=("tree positions",)):
     def causal_alternative(self) -> str:
         return repr(self.scheme)
 
-    def build(self, site: Site) -> nn.Module:
-        return TreeDepthModule(self, site)
 
-
-class TreeDepthModule(InputPosition):
+class TreeDepthModule(InputPosition, of=TreeDepth):
     def __init__(self, part: TreeDepth, site: Site) -> None:
         super().__init__()
         self.scheme = part.scheme.build(site.child("scheme"))
@@ -402,11 +372,8 @@ class Summed(AbsolutePosition, sees="itself"):
 
     parts: tuple[AbsolutePosition, ...]
 
-    def build(self, site: Site) -> nn.Module:
-        return SummedModule(self, site)
 
-
-class SummedModule(InputPosition):
+class SummedModule(InputPosition, of=Summed):
     def __init__(self, part: Summed, site: Site) -> None:
         super().__init__()
         self.parts = nn.ModuleList(p.build(site.child(f"parts.{i}")) for i, p in enumerate(part.parts))
@@ -424,21 +391,17 @@ class Concatenated(AbsolutePosition, sees="itself", called=("concatenated positi
     numbered: ClassVar[bool] = False
 
     scheme: AbsolutePosition
-    width: int
+    width: Count
 
     def check(self) -> None:
-        at_least(self, 1, "width")
         check_numbered(self)
 
     @property
     def max_length(self) -> int | None:
         return self.scheme.max_length
 
-    def build(self, site: Site) -> nn.Module:
-        return ConcatenatedModule(self, site)
 
-
-class ConcatenatedModule(InputPosition):
+class ConcatenatedModule(InputPosition, of=Concatenated):
     def __init__(self, part: Concatenated, site: Site) -> None:
         super().__init__()
         self.scheme = part.scheme.build(site.child("scheme", width=part.width))

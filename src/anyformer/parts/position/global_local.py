@@ -13,7 +13,7 @@ from anyformer.parts.position.bias import AttentionPositionModule, distance_in
 from anyformer.parts.position.segments import Segments
 from anyformer.runtime.context import Context, at_places
 from anyformer.runtime.visibility import text_positions
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.part import Site
 
 
@@ -28,22 +28,15 @@ class GlobalLocalVectors(
     to its sentence. With the mask `Window(size=radius + 1, ahead=True) | Global(first=...)` an Attention has ETC's four
     pieces [Ainslie et al. 2020]. All pairs are scored and masked; the paper's kernel skips pairs beyond the radius."""
 
-    first: int = 1  # number of global tokens at the start of a text, as in the mask's Global(first=...)
-    reach: int = 12  # larger distances count as this distance
-
-    def check(self) -> None:
-        at_least(self, 1, "first")
-        at_least(self, 0, "reach")
-
-    def build(self, site: Site) -> nn.Module:
-        return GlobalLocalVectorsModule(self, site.width)
+    first: Count = 1  # number of global tokens at the start of a text, as in the mask's Global(first=...)
+    reach: Natural = 12  # larger distances count as this distance
 
 
-class GlobalLocalVectorsModule(AttentionPositionModule):
-    def __init__(self, part: GlobalLocalVectors, head_width: int) -> None:
+class GlobalLocalVectorsModule(AttentionPositionModule, of=GlobalLocalVectors):
+    def __init__(self, part: GlobalLocalVectors, site: Site) -> None:
         super().__init__()
         self.part, R = part, 2 * part.reach + 3  # the last two: different segment, same segment
-        self.of_global, self.of_long = nn.Embedding(R, head_width), nn.Embedding(R, head_width)
+        self.of_global, self.of_long = nn.Embedding(R, site.width), nn.Embedding(R, site.width)
 
     def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
         key = f"global-local labels {self.part!r}"

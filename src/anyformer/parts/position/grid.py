@@ -13,13 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.parts.base import PartModule
 from anyformer.parts.computed import Computed
 from anyformer.parts.position.absolute import AttentionPosition, Learned, check_positions
 from anyformer.parts.position.bias import AttentionPositionModule, HeadwisePosition
 from anyformer.parts.position.rotary import Rope, RopeModule
 from anyformer.runtime.context import Context
 from anyformer.runtime.grid import NEEDS, Grid, KeyGrid, Sides, layout
-from anyformer.specs.checks import at_least, positive
+from anyformer.specs.field_types import Count, Natural, Positive
 from anyformer.specs.part import Site
 
 
@@ -27,25 +28,21 @@ class SeparableLearned(Learned, sees="itself", called=("separable positions",)):
     """Two tables: the vector of a position is the sum of a vector of its frame and a vector of its index in the frame
     [Fan et al. 2021]."""
 
-    frames: int  # number of frames in `length` positions
+    frames: Count  # number of frames in `length` positions
 
     def check(self) -> None:
         super().check()
-        at_least(self, 1, "frames")
         if self.length % self.frames or self.padding:
             raise ValueError(f"SeparableLearned.length {self.length} is not a multiple of frames={self.frames}")
 
-    def build(self, site: Site) -> nn.Module:
-        return SeparableLearnedModule(self, site.width)
 
-
-class SeparableLearnedModule(nn.Module):
-    def __init__(self, part: SeparableLearned, width: int) -> None:
+class SeparableLearnedModule(PartModule, of=SeparableLearned):
+    def __init__(self, part: SeparableLearned, site: Site) -> None:
         super().__init__()
         self.length, self.offset = part.length, part.offset
-        self.frames = nn.Parameter(torch.zeros(part.frames, width))
-        self.places = nn.Parameter(torch.zeros(part.length // part.frames, width))
-        self.before = nn.Parameter(torch.zeros(part.offset, width)) if part.offset else None
+        self.frames = nn.Parameter(torch.zeros(part.frames, site.width))
+        self.places = nn.Parameter(torch.zeros(part.length // part.frames, site.width))
+        self.before = nn.Parameter(torch.zeros(part.offset, site.width)) if part.offset else None
 
     def forward(self, positions: Tensor | None = None) -> Tensor:
         """Return the vectors of `positions`; None: the whole table, `offset` rows first."""
@@ -75,16 +72,13 @@ class GridVectors(
     def requires(self) -> tuple[str, ...]:
         return (NEEDS[len(self.size)],)
 
-    def build(self, site: Site) -> nn.Module:
-        return GridVectorsModule(self, site.width)
 
-
-class GridVectorsModule(AttentionPositionModule):
-    def __init__(self, part: GridVectors, head_width: int) -> None:
+class GridVectorsModule(AttentionPositionModule, of=GridVectors):
+    def __init__(self, part: GridVectors, site: Site) -> None:
         super().__init__()
         self.sides = ("frames", "rows", "columns")[-len(part.size) :]
         for name, size in zip(self.sides, part.size, strict=True):
-            self.register_parameter(name, nn.Parameter(torch.zeros(2 * size - 1, head_width)))
+            self.register_parameter(name, nn.Parameter(torch.zeros(2 * size - 1, site.width)))
 
     def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
         grid, keys = layout(ctx), ctx.extra(KeyGrid)
@@ -111,10 +105,7 @@ class AxialRope(AttentionPosition, sees="itself", called=("2D rotary", "2-D RoPE
 
     requires: ClassVar[tuple[str, ...]] = (NEEDS[2],)
 
-    base: float = 100.0  # lower than for texts, because the sides of a grid are short
-
-    def check(self) -> None:
-        positive(self, "base")
+    base: Positive = 100.0  # lower than for texts, because the sides of a grid are short
 
     def build(self, site: Site) -> nn.Module:
         if site.width % 4:
@@ -159,23 +150,18 @@ class GridBias(HeadwisePosition, sees="itself", called=("Swin bias", "2D relativ
 
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
 
-    size: int
-
-    def build(self, site: Site) -> nn.Module:
-        return GridBiasModule(self)
+    size: Count
 
 
 class ContinuousGridBias(GridBias, sees="itself", called=("Swin V2 bias", "log-spaced bias")):
     """A small MLP of the logarithms of both offsets computes the scalars, so that they extend to windows of other sizes
     than in pretraining [Liu et al. 2022]. The scalars are between 0 and `most`."""
 
-    learned: int = 0  # window size in pretraining; 0: `size`
-    width: int = 512  # inner width of the MLP
+    learned: Natural = 0  # window size in pretraining; 0: `size`
+    width: Count = 512  # inner width of the MLP
     most: float = 16.0
 
     def check(self) -> None:
-        at_least(self, 1, "num_heads", "size", "width")
-        at_least(self, 0, "learned")
         if self.learned == 1:
             raise ValueError("ContinuousGridBias.learned is 1: a window of one token has no offsets to learn from")
 
@@ -183,8 +169,8 @@ class ContinuousGridBias(GridBias, sees="itself", called=("Swin V2 bias", "log-s
         return ContinuousGridBiasModule(self)
 
 
-class GridBiasModule(AttentionPositionModule):
-    def __init__(self, part: GridBias) -> None:
+class GridBiasModule(AttentionPositionModule, of=GridBias):
+    def __init__(self, part: GridBias, site: Site) -> None:
         super().__init__()
         self.size = part.size
         self.whole = Computed(lambda: offsets(part.size, part.size, part.size))  # of windows of the largest size

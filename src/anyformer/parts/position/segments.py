@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from anyformer.parts.position.relative import RelativeSinusoids, RelativeSinusoidsModule, align_to_keys, distances
 from anyformer.runtime.context import Context, at_places, leading_pads
 from anyformer.runtime.visibility import first_of_document
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.field_types import Chance, Count
 from anyformer.specs.part import Site
 
 
@@ -41,16 +41,14 @@ class SegmentedSinusoids(RelativeSinusoids, sees="itself"):
     one for keys in the query's segment, one for all other keys. Distances count text tokens, even if one row index
     represents several tokens."""
 
-    dropout: float = 0.0  # on the sinusoids
+    dropout: Chance = 0.0  # on the sinusoids
     joint: int | None = 2  # tokens with this segment id count as being in every segment
     first_apart: bool = True  # scores from and to a text's first token use neither distance nor segment
     factorized: bool = False  # compute sin(i - j) from sines of i and j; dropout then applies to the queries' sinusoids
-    most: int | None = None  # distances are clipped to this
+    most: Count | None = None  # distances are clipped to this
     mirrored: bool = False  # the second half of the batch is read backwards: its distances change sign
 
     def check(self) -> None:
-        chance(self, "dropout")
-        at_least(self, 1, "most")
         if self.factorized and (self.most is not None or self.mirrored):
             raise ValueError("SegmentedSinusoids.factorized cannot be used with `most` or `mirrored`")
 

@@ -18,13 +18,14 @@ from anyformer.kernels.capture import can_read_values
 from anyformer.kernels.convolution import depthwise
 from anyformer.kernels.scan import scan, scan_step
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.base import PartModule
 from anyformer.parts.init import Initializer, Kaiming
 from anyformer.parts.op import Op
 from anyformer.runtime.context import Context
 from anyformer.runtime.stores import PerRow, Store
 from anyformer.runtime.taps import TapNames
 from anyformer.runtime.visibility import begins
-from anyformer.specs.checks import at_least, positive
+from anyformer.specs.field_types import Count, NonNegative, Positive
 from anyformer.specs.part import Site
 
 # -- initialisation ---------------------------------------------------------------------------------------------------
@@ -40,11 +41,8 @@ class Rates(Initializer, called=("S4D",)):
 class StepWeight(Initializer):
     """Uniform between -b and b, or b everywhere, where b = scale / sqrt(R)."""
 
-    scale: float = 1.0
+    scale: NonNegative = 1.0
     scheme: Literal["random", "constant"] = "random"
-
-    def check(self) -> None:
-        at_least(self, 0, "scale")
 
     def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
         bound = self.scale / math.sqrt(tensor.shape[1])
@@ -57,12 +55,9 @@ class StepWeight(Initializer):
 class StepBias(Initializer):
     """softplus(bias), the time step for an input of 0, is log-uniform between `low` and `high`."""
 
-    low: float = 0.001
-    high: float = 0.1
-    floor: float = 1e-4
-
-    def check(self) -> None:
-        positive(self, "low", "high", "floor")
+    low: Positive = 0.001
+    high: Positive = 0.1
+    floor: Positive = 1e-4
 
     def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
         at = torch.rand(tensor.shape, generator=generator, device=tensor.device)
@@ -79,24 +74,18 @@ class SelectiveState(
     """Mamba's mixer: a short causal convolution, the selective scan, and a gate. Each token determines its time step
     (how much the past decays and how much the token writes), what it writes (B) and what it reads (C)."""
 
-    width: int  # I, inner width
-    states: int = 16  # N, states per channel
-    taps: int = 4  # K, size of the convolution
-    rank: int | None = None  # R, rank of the time step; default: D / 16, rounded up
+    width: Count  # I, inner width
+    states: Count = 16  # N, states per channel
+    taps: Count = 4  # K, size of the convolution
+    rank: Count | None = None  # R, rank of the time step; default: D / 16, rounded up
     activation: Activation = "silu"  # after the convolution; the gate is always silu
     bias: bool = False  # bias of the input and output projections
     conv_bias: bool = True
     step_start: StepWeight = StepWeight()
     bias_start: StepBias = StepBias()
 
-    def check(self) -> None:
-        at_least(self, 1, "width", "states", "taps", "rank")
 
-    def build(self, site: Site) -> nn.Module:
-        return SelectiveStateModule(self, site)
-
-
-class ConvolvingModule(nn.Module):
+class ConvolvingModule(PartModule):
     """A mixer with a short causal convolution before its recurrence, and a cached window for it."""
 
     tapped: ClassVar[TapNames] = {"conv": None, "mixed": None}
@@ -132,7 +121,7 @@ class ConvolvingModule(nn.Module):
         return y if rows.real is None else y * rows.real.to(y.dtype)
 
 
-class SelectiveStateModule(ConvolvingModule):
+class SelectiveStateModule(ConvolvingModule, of=SelectiveState):
     def __init__(self, part: SelectiveState, site: Site) -> None:
         super().__init__()
         self.starts = {**self.begins, "step.weight": part.step_start, "step_bias": part.bias_start}

@@ -16,37 +16,32 @@ from anyformer.parts.op import Op
 from anyformer.parts.recurrent.mamba import ConvolvingModule, PackedRows, StepBias
 from anyformer.runtime.context import Context
 from anyformer.runtime.stores import PerRow
-from anyformer.specs.checks import at_least
+from anyformer.specs.field_types import Count, NonNegative
 from anyformer.specs.part import Site
 
 
 class DualState(Op, sees="past", called=("Mamba-2", "SSD", "state space duality")):
     """Mamba-2's mixer: a short causal convolution, the recurrence, a gate and a norm."""
 
-    num_heads: int
-    head_width: int = 64
-    groups: int = 1  # groups of heads that share what a token writes (b) and reads (c)
-    states: int = 128  # N, states per channel
-    taps: int = 4  # K, size of the convolution
+    num_heads: Count
+    head_width: Count = 64
+    groups: Count = 1  # groups of heads that share what a token writes (b) and reads (c)
+    states: Count = 128  # N, states per channel
+    taps: Count = 4  # K, size of the convolution
     activation: Activation = "silu"  # after the convolution; the gate is always silu
     bias: bool = False  # bias of the input and output projections
     conv_bias: bool = True
-    step_low: float = 0.0  # lower bound of the time step
-    step_high: float | None = None  # upper bound of the time step
+    step_low: NonNegative = 0.0  # lower bound of the time step
+    step_high: NonNegative | None = None  # upper bound of the time step
     norm: Norm = RMSNorm(eps=1e-5)
     bias_start: StepBias = StepBias()
 
     def check(self) -> None:
-        at_least(self, 1, "num_heads", "head_width", "groups", "states", "taps")
-        at_least(self, 0, "step_low", "step_high")
         if self.num_heads % self.groups:
             raise ValueError(f"num_heads {self.num_heads} is not a multiple of groups {self.groups}")
 
-    def build(self, site: Site) -> nn.Module:
-        return DualStateModule(self, site)
 
-
-class DualStateModule(ConvolvingModule):
+class DualStateModule(ConvolvingModule, of=DualState):
     def __init__(self, part: DualState, site: Site) -> None:
         super().__init__()
         self.starts = {**self.begins, "step_bias": part.bias_start}
