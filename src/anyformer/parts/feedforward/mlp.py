@@ -105,5 +105,6 @@ class GatedMLPModule(nn.Module):
 
 def activation_of(part: FeedForward) -> Callable[[Tensor], Tensor] | None:
     """Return the activation if `inner` is activation(up) or activation(gate) * up, which fused kernels compute."""
-    plain = isinstance(part, (MLP, GatedMLP)) and type(part).inner in (MLP.inner, GatedMLP.inner)
-    return ACTIVATIONS[part.activation] if plain else None
+    if isinstance(part, (MLP, GatedMLP)) and type(part).inner in (MLP.inner, GatedMLP.inner):
+        return ACTIVATIONS[part.activation]
+    return None  # a different function, also in a subclass

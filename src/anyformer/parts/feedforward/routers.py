@@ -83,8 +83,9 @@ class TopKModule(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> Routing:
         x, weight, bias = x.flatten(0, 1), self.weight, self.bias
         if self.part.float32:
-            x, weight, bias = x.float(), weight.float(), None if bias is None else bias.float()
-        logits = F.linear(x, weight, bias)
+            logits = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+        else:
+            logits = F.linear(x, weight, bias)
         logits = ctx.tap(self.address, "logits", logits)
         scores = self.scores(logits)
         experts = self.choose(scores)
