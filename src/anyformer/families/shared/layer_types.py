@@ -61,11 +61,12 @@ def decoder_entries(is_windowed: IsWindowed) -> dict[str, Entry]:
         return decoder_mask(size, c.is_causal)
 
     is_causal = causal(lambda spec: next(find(spec, MASK.format("")))[1]).path
-    full = {"addresses": (MASK.format("full."),), "read": lambda value, c: decoder_mask(None, value)}
     return {
         "layer_types": pattern("decoder", is_windowed),
         "sliding_window": entry(MASK.format("sliding."), read=window, write=window_size),
-        "is_causal": Entry(True, is_causal, **full),
+        "is_causal": entry(
+            MASK.format("full."), default=True, path=is_causal, read=lambda value, c: decoder_mask(None, value)
+        ),
     }
 
 
@@ -74,7 +75,7 @@ def window_around(address: str) -> Entry:
     return entry(
         address,
         read=lambda width, c: Window(size=width // 2 + 1, ahead=True),
-        write=lambda mask: 2 * window_size(mask),
+        write=lambda mask: 2 * (mask.size - 1),
     )
 
 
