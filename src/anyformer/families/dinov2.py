@@ -6,7 +6,7 @@ from anyformer.families.base.family import Size
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, Entry, activation, entry, parameter, rules_of, split
 from anyformer.families.shared.vision import BACKBONE
-from anyformer.families.vit import INNER, LAYER, VIT
+from anyformer.families.vit import INNER, LAYER, VIT, WEIGHTS
 from anyformer.models import Model
 from anyformer.parts import MLP, Attention, Block, GatedMLP, LayerNorm, LayerScale, Pool, PooledOutput
 from anyformer.parts.head.class_and_patches import ClassAndPatchesHead
@@ -80,7 +80,7 @@ DINOV2 = VIT.but(
         f"{THEIRS}.{{norm1,norm2}}": f"{STEPS}.pre_norm",
         f"{THEIRS}.{{layer_scale1,layer_scale2}}.lambda1": parameter(f"{STEPS}.residual.weight"),
         f"{THEIRS}.mlp": feedforward,
-        **dict.fromkeys(name for name in VIT.weights if name.endswith(VIT_ONLY)),
+        **dict.fromkeys(name for name in WEIGHTS if name.endswith(VIT_ONLY)),
     },
     prefix="dinov2.", dropped=(), absent={}, pictures="Bit",
     sizes={"dinov2-small": size(384, 12, 22.1e6), "dinov2-base": size(768, 12, 86.6e6),

@@ -5,6 +5,8 @@ Each tower is also a family, as in transformers.
 
 from __future__ import annotations
 
+from typing import Any
+
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Field, Ignored
 from anyformer.families.base.template import Config
@@ -13,7 +15,7 @@ from anyformer.families.clip_text_model import factor
 from anyformer.families.shared.nested import nested_config, nested_rules, read_nested
 from anyformer.families.siglip_text_model import TEXT
 from anyformer.families.siglip_vision_model import IMAGE
-from anyformer.models import EncoderModel, Model, TwoTowerModel
+from anyformer.models import EncoderModel, TwoTowerModel
 from anyformer.parts.head.classify import ClassifyHead, PooledOutput
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.pooling import MeanColumns
@@ -24,11 +26,11 @@ from anyformer.specs.addresses import edit
 from anyformer.weights.rules import Rename, Reshape, Rule
 
 
-def describe(c: Config) -> Model:
+def describe(c: Config) -> Any:
     """Return a model of both towers, or one tower."""
     if c.architecture in TEXT.classes:
         return read_nested("text_config", c.text_config or {}, TEXT, c.architecture)
-    image = read_nested("vision_config", c.vision_config or {}, IMAGE, "SiglipVisionModel")
+    image: Any = read_nested("vision_config", c.vision_config or {}, IMAGE, "SiglipVisionModel")
     if c.architecture in IMAGE.classes:
         return image
     if c.architecture == "SiglipForImageClassification":
@@ -38,7 +40,7 @@ def describe(c: Config) -> Model:
         return edit(image, {"head": head, "encoder.neck": pooling}).replace(
             init={**image.init, "head.out.weight": start}
         )
-    text = read_nested("text_config", c.text_config or {}, TEXT, "SiglipTextModel")
+    text: Any = read_nested("text_config", c.text_config or {}, TEXT, "SiglipTextModel")
     if image.head is None:
         raise ValueError(
             "vision_config.vision_use_head is false, but the vector of an image is the output of that head"

@@ -368,6 +368,8 @@ from anyformer.parts.position.rotary import RopeScaling as RopeScaling
 from anyformer.parts.position.rotary import YarnScaling as YarnScaling
 from anyformer.parts.position.segments import SegmentedSinusoids as SegmentedSinusoids
 from anyformer.parts.position.sinusoid_init import Sines as Sines
+from anyformer.parts.projector import MLPProjector as MLPProjector
+from anyformer.parts.projector import Projector as Projector
 from anyformer.parts.recurrent.lstm import GRU as GRU
 from anyformer.parts.recurrent.lstm import LSTM as LSTM
 from anyformer.parts.recurrent.lstm import Recurrent as Recurrent

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from anyformer.parts.attention.set_transformer import Across, each_row
 from anyformer.parts.base import PartModule
-from anyformer.parts.feedforward.mlp import MLP, GatedMLP
+from anyformer.parts.feedforward.base import FeedForward
+from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.pooling import Pooling
 from anyformer.parts.init import Kaiming
 from anyformer.parts.norm import LayerNorm, Norm
@@ -27,7 +28,7 @@ class AttentionPool(Pooling, called=("attention pooling", "MAP head", "multihead
     feedforward(norm(h)) (SigLIP's images). Unlike `SeedPool`, the probe is not added to h."""
 
     num_heads: Count
-    feedforward: MLP | GatedMLP | None = None
+    feedforward: FeedForward | None = None
     norm: Norm | None = LayerNorm()  # before the feed-forward layer
     bias: str = "qkvo"  # projections that have a bias
     dropout: Chance = 0.0  # on the attention weights
@@ -35,7 +36,7 @@ class AttentionPool(Pooling, called=("attention pooling", "MAP head", "multihead
     def check(self) -> None:
         if set(self.bias) - set("qkvo"):
             raise ValueError(f"AttentionPool.bias is {quote(self.bias)}; use only letters of 'qkvo'")
-        if self.feedforward is not None and self.feedforward.out is not None:
+        if isinstance(self.feedforward, MLP) and self.feedforward.out is not None:
             raise ValueError("AttentionPool.feedforward.out: the vector keeps its width; do not set it")
 
 

@@ -61,7 +61,7 @@ class PredictionTagHead(TagHead):
 
 class PredictionTagModule(TagModule, of=PredictionTagHead):
     def __init__(self, part: PredictionTagHead, site: Site) -> None:
-        super().__init__(part, site.width)
+        super().__init__(part, site)
         self.transform = part.transform.build(site.child("transform"))
 
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
@@ -76,7 +76,7 @@ class PredictionSpanHead(SpanHead):
 
 class PredictionSpanModule(SpanModule, of=PredictionSpanHead):
     def __init__(self, part: PredictionSpanHead, site: Site) -> None:
-        super().__init__(site.width, part.dropout)
+        super().__init__(part, site)
         self.transform = part.transform.build(site.child("transform"))
 
     def scores(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:

@@ -53,7 +53,11 @@ class Learned(AbsolutePosition, sees="itself", called=("learned positions", "WPE
 
     # for PatchEmbedding: whether the table is always interpolated to the grid of the image, or only if the caller asks
     always_resized: ClassVar[bool] = False
-    antialias: ClassVar[bool] = False
+
+    @property
+    def antialias(self) -> bool:
+        """Whether the table is smoothed before it is interpolated to a smaller grid."""
+        return False
 
     length: Count
     offset: Natural = 0

@@ -165,9 +165,6 @@ class ContinuousGridBias(GridBias, sees="itself", called=("Swin V2 bias", "log-s
         if self.learned == 1:
             raise ValueError("ContinuousGridBias.learned is 1: a window of one token has no offsets to learn from")
 
-    def build(self, site: Site) -> nn.Module:
-        return ContinuousGridBiasModule(self)
-
 
 class GridBiasModule(AttentionPositionModule, of=GridBias):
     def __init__(self, part: GridBias, site: Site) -> None:
@@ -205,7 +202,7 @@ def offsets(rows: int, columns: int, size: int, device: torch.device | None = No
     return down * (2 * size - 1) + right
 
 
-class ContinuousGridBiasModule(GridBiasModule):
+class ContinuousGridBiasModule(GridBiasModule, of=ContinuousGridBias):
     def fill(self, part: Any) -> None:
         self.up, self.down = nn.Linear(2, part.width), nn.Linear(part.width, part.num_heads, bias=False)
         self.most, self.offsets = part.most, Computed(lambda: logarithms(part.size, part.learned or part.size))
