@@ -340,6 +340,7 @@ def dual_state(
 def experts(op: MoEModule, x: Tensor, norm: NormWeights | None, shortcut: Tensor | None, ctx: Context) -> Tensor:
     """(B, D) -> (B, D)"""
     inside, dtype = op.experts, weight_dtype(op)
+    assert inside.activation is not None  # see `experts_obstacle`
     x = x.to(dtype) if norm is None else few_rows.norm_rows(x, norm, dtype)
     chosen, weights = route(op, x, ctx)
     layers = inside.up, inside.up_bias, inside.down
