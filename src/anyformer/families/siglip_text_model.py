@@ -58,10 +58,13 @@ TEXT = CLIP_TEXT.but(
     about="SigLIP's text encoder",
     template=TEMPLATE,
     classes={
-        "SiglipTextModel": Class(PooledOutput(pool=Pool(take=LastColumn(), dense=True, width=768)), prefix=""),
+        "SiglipTextModel": Class(
+            PooledOutput(pool=Pool(take=LastColumn(fill_token=1), dense=True, width=768)), prefix=""
+        ),
     },
     config={
         "projection_size": derived("head.pool.width", of=lambda c: c.hidden_size, unset=(None,)),
+        "pad_token_id": "head.pool.take.fill_token",
         "eos_token_id": Ignored(49407, "a token id, used by tokenizers"),
         **dict.fromkeys(("projection_dim", "initializer_factor", "initializer_range", "dropout")),
     },

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.generation import generate
@@ -341,14 +342,21 @@ def describe_head(model: TransformerModule) -> str:
 
 def model_inputs(model: TransformerModule, batch: Batch) -> dict[str, Any]:
     """Return the inputs of a batch that the model takes, without segments if it has none. If the head pools the last
-    index of a row, as published, padding moves to the left."""
+    index of a row, as published, padding moves to the left, or tokens fill the row up to the model's length."""
     inputs: dict[str, Any] = {name: batch[name] for name in model.inputs if name in batch}
     embedding = model.spec.embedding
     if not (isinstance(embedding, TextEmbedding) and embedding.segments):
         inputs.pop("token_type_ids", None)
     mask = inputs.get("attention_mask")
-    pool = None if model.spec.head is None else model.spec.head.pool
-    if mask is not None and pool is not None and pool.take.pads_left:
+    head = model.spec.readers[0].head
+    take = None if head is None or head.pool is None else head.pool.take
+    if take is not None and take.fill_token is not None:
+        ids, token = inputs["input_ids"], take.fill_token
+        ids = ids if mask is None else ids.masked_fill(mask == 0, token)
+        missing = (position_limit(model.spec) or 0) - ids.shape[1]
+        inputs = {**inputs, "input_ids": F.pad(ids, (0, max(missing, 0)), value=token)}
+        inputs.pop("attention_mask", None)
+    elif mask is not None and take is not None and take.pads_left:
         order = mask.int().argsort(dim=-1, stable=True)
         moved = {name: inputs[name].gather(-1, order) for name in PER_TOKEN if name in inputs}
         inputs = {**inputs, **moved}

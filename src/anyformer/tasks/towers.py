@@ -11,7 +11,7 @@ from torch import Tensor
 from anyformer.models import TwoTowerModule
 from anyformer.objectives.examples import encode_pair
 from anyformer.objectives.match import truncate_with_end
-from anyformer.objectives.objective import Record
+from anyformer.objectives.objective import Record, model_inputs
 from anyformer.parts.head.similarity import ProjectionModule
 from anyformer.tasks.options import Truncate
 from anyformer.tasks.task import Row, TaskRun
@@ -48,8 +48,7 @@ def text_vectors(request: TaskRun, *, raw: bool = False, truncate: Truncate = Tr
     def finish(run: TaskRun, records: list[Record]) -> list[Any]:
         results: list[Any] = [None] * len(records)
         for which, batch in run.batches(records):
-            inputs = {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
-            vectors = model(**inputs, return_dict=True)["text_embeds"].float().cpu()
+            vectors = model(**model_inputs(model, batch), return_dict=True)["text_embeds"].float().cpu()
             for i, vector in zip(which, vectors):
                 results[i] = vector if raw else F.normalize(vector, dim=-1)
         return results

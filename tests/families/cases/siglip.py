@@ -9,7 +9,7 @@ IMAGE = {
     "patch_size": 8,
 }  # fmt: skip
 ODD_TEXT = {
-    **TEXT, "hidden_size": 24, "projection_size": 20, "hidden_act": "gelu", "layer_norm_eps": 1e-3,
+    **TEXT, "hidden_size": 24, "projection_size": 20, "pad_token_id": 3, "hidden_act": "gelu", "layer_norm_eps": 1e-3,
     "attention_dropout": 0.1,
 }  # fmt: skip
 ODD_IMAGE = {

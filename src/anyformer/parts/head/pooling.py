@@ -25,7 +25,15 @@ class Pooling(Part):
     """Pools a sequence to one vector. Its module maps (x, ctx, inputs) to (B, D). A kind without parameters defines
     `pool` instead of `build`."""
 
-    pads_left: ClassVar[bool] = False  # padding must be on the left, because the last index is pooled
+    @property
+    def pads_left(self) -> bool:
+        """Whether padding must be on the left, because the last index is pooled."""
+        return False
+
+    @property
+    def fill_token(self) -> int | None:
+        """The token that fills each text up to the model's length, without a mask."""
+        return None
 
     @property
     def padding_token(self) -> int | None:
@@ -164,7 +172,11 @@ def at_first_maximum(x: Tensor, ctx: Context, inputs: dict[str, Any], scores_of:
 class LastColumn(Pooling):
     """The vector at the last index, even if it is padding (XLNet, SigLIP)."""
 
-    pads_left: ClassVar[bool] = True
+    fill_token: int | None = None  # fills texts up to the model's length (SigLIP); None: padding is on the left (XLNet)
+
+    @property
+    def pads_left(self) -> bool:
+        return self.fill_token is None
 
     def pool(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
         return x[:, -1]

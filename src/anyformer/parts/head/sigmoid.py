@@ -16,9 +16,16 @@ from anyformer.specs.part import Site
 class PooledVector(ProjectionHead):
     """The pooled sequence as the vector of a tower, without a projection. `width` must be the pooled width."""
 
+    def check(self) -> None:
+        super().check()
+        self.check_width("PooledVector", self.pool.width)
+
+    def check_width(self, address: str, width: int | None) -> None:
+        if width not in (None, self.width):
+            raise ValueError(f"{address}.width is {self.width}, but the pooled vector has width {width}")
+
     def build(self, site: Site) -> nn.Module:
-        if (width := (self.pool.dense and self.pool.width) or site.width) != self.width:
-            raise ValueError(f"{site.address}.width is {self.width}, but the pooled vector has width {width}")
+        self.check_width(site.address, self.pool.width or site.width)
         return PooledVectorModule(self, site)
 
 
