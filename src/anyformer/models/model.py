@@ -138,7 +138,7 @@ class Model(Part):
         tokens = getattr(getattr(self, name, None), "tokens", None)
         for path, part in walk(self.head, "head"):
             if tokens is not None and isinstance(part, (LMHead, VocabularyOutput)):
-                if part.vocab_size != tokens.vocab_size and not part.foreign:
+                if part.vocab_size != tokens.vocab_size and not part.own_vocabulary:
                     raise ValueError(
                         f"{path}.vocab_size is {part.vocab_size}, but {name}.tokens.vocab_size is {tokens.vocab_size}:"
                         " change both together"

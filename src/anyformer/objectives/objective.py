@@ -230,7 +230,7 @@ def model_inputs(model: TransformerModule, batch: Batch) -> dict[str, Any]:
     index of a row, as published, padding moves to the left."""
     inputs: dict[str, Any] = {name: batch[name] for name in model.inputs if name in batch}
     embedding = model.spec.embedding
-    if not (isinstance(embedding, TextEmbedding) and embedding.segments):
+    if not (isinstance(embedding, TextEmbedding) and embedding.num_segments):
         inputs.pop("token_type_ids", None)
     mask = inputs.get("attention_mask")
     pool = None if model.spec.head is None else model.spec.head.pool

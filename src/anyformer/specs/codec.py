@@ -29,8 +29,6 @@ ALIASES = {  # kinds and fields of earlier versions -> their new names
     "LMHead.idle_bias": "unused_bias",
     "LatentAttention.turned_width": "rotary_width",
     "Pool.idle_norm": "unused_norm",
-    "TextEmbedding.idle_segments": "ignores_segments",
-    "Tokens.spare": "unused_table",
 }
 
 P = TypeVar("P", bound=Part)

@@ -26,8 +26,8 @@ class AdaptiveHead(LMHead, sees="itself", called=("adaptive softmax",)):
 
     def check(self) -> None:
         check_clusters(self, self.vocab_size, self.cutoffs, self.widths)
-        if self.bias or self.offset or self.unused_bias:
-            raise ValueError("AdaptiveHead has no bias, offset or unused_bias")
+        if self.bias or self.unused_bias:
+            raise ValueError("AdaptiveHead has no bias or unused_bias")
 
     def build(self, site: Site) -> nn.Module:
         return AdaptiveHeadModule(self, site)
@@ -68,8 +68,8 @@ class MixtureHead(LMHead, sees="itself", called=("mixture of softmaxes", "MoS"))
 
     def check(self) -> None:
         at_least(self, 1, "softmaxes")
-        if self.offset or self.unused_bias:
-            raise ValueError("MixtureHead has no offset or unused_bias")
+        if self.unused_bias:
+            raise ValueError("MixtureHead has no unused_bias")
 
     def build(self, site: Site) -> nn.Module:
         return MixtureHeadModule(self, site)
