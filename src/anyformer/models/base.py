@@ -17,6 +17,7 @@ from anyformer.kernels.value_checks import check_values, reads_later
 from anyformer.models.call import Call, HeadInputs
 from anyformer.models.model import Model, notebook_html
 from anyformer.models.published import PublishedConfig, PublishedModule, call_published
+from anyformer.parts.base import extra_inputs
 from anyformer.parts.head.base import HeadModule, Outputs
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.layer_mix import LayerMix
@@ -54,8 +55,7 @@ class TransformerModule(PublishedModule):
         super().__init__()
         self.spec = spec
         self.config = PublishedConfig(spec)
-        reads = {"tree_parents": lambda part: part.reads_tree, "graph_edges": lambda part: part.reads_graph}
-        self.tree_inputs = tuple(name for name, reads in reads.items() if any(reads(part) for _, part in walk(spec)))
+        self.extra_inputs = tuple(extra_inputs(spec))
         if any(part.routes for _, part in walk(spec)):  # mixture of experts
             self.common = (*self.common, "output_router_logits")
         always = any(isinstance(part, LayerMix) and part.tells for _, part in walk(spec))
@@ -142,7 +142,7 @@ class TransformerModule(PublishedModule):
     def declare(self) -> None:
         """Collect input names, input kinds and tapped addresses. Call it once all modules are built."""
         self.inputs, self.shows = self.input_names(), declared_taps(self)
-        kinds: dict[str, Kind] = {**COMMON, "tree_parents": "integers", "graph_edges": "integers"}
+        kinds: dict[str, Kind] = {**COMMON, **dict.fromkeys(self.extra_inputs, "integers")}
         for part in (self.spec.head, *(model.embedding for model in self.spec.readers)):
             kinds.update({} if part is None else part.input_kinds)
         for name in self.inputs:

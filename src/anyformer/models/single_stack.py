@@ -75,7 +75,7 @@ class OneStackModule(TransformerModule):
             *spec.embedding.inputs,
             *(spec.head.inputs if spec.head else ()),
             *memory,
-            *self.tree_inputs,
+            *self.extra_inputs,
             *caching,
             *self.common,
         )

@@ -7,12 +7,26 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from anyformer.runtime.context import Context
+from anyformer.runtime.context import Context, InputExtra
 from anyformer.runtime.inputs import Kind
-from anyformer.specs.part import Part
+from anyformer.specs.part import Part, walk
 
 
-class AbsolutePosition(Part):
+class ReadsInputs:
+    """Base class of Parts that may read inputs beyond those of the embedding."""
+
+    @property
+    def extra_inputs(self) -> tuple[type[InputExtra], ...]:
+        return ()
+
+
+def extra_inputs(spec: Part) -> dict[str, type[InputExtra]]:
+    """Return input name -> its extra, for all extra inputs that Parts of a description read."""
+    parts = (part for _, part in walk(spec) if isinstance(part, ReadsInputs))
+    return {extra.name: extra for part in parts for extra in part.extra_inputs}
+
+
+class AbsolutePosition(ReadsInputs, Part):
     """A position scheme that adds one vector per position to the input. Its module maps positions (1 or B, T) to
     vectors (1 or B, T, D), or is an `InputPosition`."""
 

@@ -169,16 +169,6 @@ class Part:
         return None
 
     @property
-    def reads_tree(self) -> bool:
-        """Whether it reads the dependency tree (the input `tree_parents`)."""
-        return False
-
-    @property
-    def reads_graph(self) -> bool:
-        """Whether it reads the graph whose nodes the tokens are (the input `graph_edges`)."""
-        return False
-
-    @property
     def layer_sharing(self) -> LayerSharing | None:
         """How the layers of a Stack share weights or states of the first layer; None: they do not."""
         return None

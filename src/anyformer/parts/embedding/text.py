@@ -19,10 +19,8 @@ from anyformer.parts.computed import places
 from anyformer.parts.embedding.segment_ids import SegmentIds, TokenSegments
 from anyformer.parts.norm import Norm
 from anyformer.parts.position.absolute import add_position
-from anyformer.parts.position.dependency_tree import Tree
-from anyformer.parts.position.graph import Graph
 from anyformer.parts.position.numbering import ByPlace, Numbering, WithoutToken
-from anyformer.runtime.context import Context, TokenIds, at_places, leading_pads
+from anyformer.runtime.context import Context, at_places, input_extras, leading_pads
 from anyformer.runtime.inputs import boolean_mask, check_shape
 from anyformer.runtime.mask import first_of_document
 from anyformer.runtime.state import PerToken, State
@@ -268,14 +266,13 @@ def text_context(
     positions = inputs.get("position_ids")
     check_shape("document_ids", documents, (B, T))
     check_shape("position_ids", positions, (T,), (1, T), (B, T))
-    named = ((Tree, "tree_parents"), (Graph, "graph_edges"), (TokenIds, "input_ids"))
     ctx = Context(
         index=index,
         positions=index if index.dim() == 2 else index[None],
         is_token=is_token,
         documents=documents,
         state=state,
-        extras=tuple(kind(inputs[name]) for kind, name in named if inputs.get(name) is not None),
+        extras=input_extras(inputs),
     )
     number = None
     if counted is not None:
