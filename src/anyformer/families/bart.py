@@ -67,7 +67,7 @@ ONLY_DECODER = DecoderModel(width=1024, embedding=EMBEDDING, decoder=DECODER, in
 
 def share_tables(spec: Model, tie: bool, c: Config) -> Model:
     """Share one table for source, target and output. If not tied, files contain that table but nothing reads it."""
-    shared = spec.pair and getattr(c, "share_encoder_decoder_embeddings", True)
+    shared = spec.pair and vars(c).get("share_encoder_decoder_embeddings", True)
     if not tie:
         tokens = value_at(spec, "embedding.tokens").as_kind(SpareTableTokens)
         return edit(spec, {"embedding.tokens": tokens}) if shared else spec

@@ -116,7 +116,7 @@ class Model(Part):
     def sizes_left_behind(self, before: Part, path: str, changes: Mapping[str, Any]) -> str:
         """After a change of the model's width: name inner widths, and heads whose total is the old width."""
         home, _, field = path.rpartition(".")
-        old = getattr(before, "width", None)
+        old = before.width if isinstance(before, Model) else None
         if field != "width" or self.width == old:
             return ""
         kept = []

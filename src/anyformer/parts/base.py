@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -92,6 +92,26 @@ class HasVocabulary(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+
+def vocabulary_size(part: object) -> int | None:
+    return part.vocab_size if isinstance(part, HasVocabulary) else None
+
+
+@runtime_checkable
+class HasTokens(Protocol):
+    """An embedding with a token table, or its module."""
+
+    @property
+    def tokens(self) -> Any: ...
+
+
+@runtime_checkable
+class HasScores(Protocol):
+    """The module of a head that scores tokens."""
+
+    @property
+    def scores(self) -> Any: ...
 
 
 @runtime_checkable
