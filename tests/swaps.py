@@ -127,7 +127,8 @@ STACKS = {"TimedStack": {"layers": {"kind": "Block", "attention": {"kind": "Subl
 TEXTS: dict[str, dict[str, Any]] = {
     "TextEmbedding": {}, "GlobalTextEmbedding": {"global_tokens": "first"}, "SegmentedText": {},
     "BlockTextEmbedding": {"block_size": 2, "random_blocks": 1}, "SubwordBlocks": {"blocks": 3, "downsample": 1},
-    "TaskText": {}, "LanguageText": {"languages": 2},
+    "TaskText": {}, "LanguageText": {"languages": 2}, "HiddenTokenText": {"hidden_token": 3}, "ZeroedPaddingText": {},
+    "XLMText": {"hidden_token": 3},
 }  # fmt: skip
 SLOTS: dict[str, dict[str, dict[str, Any]]] = {
     "decoder.layers.attention.op.mask": MASKS, "decoder.layers.attention.op": OPS,
@@ -141,7 +142,10 @@ SLOTS: dict[str, dict[str, dict[str, Any]]] = {
     "decoder.layers.attention.op.left": {"Convolved": {"width": 8}},
     "embedding.tokens": {
         "AdaptiveTokens": {"vocab_size": V, "widths": [8, 4], "cutoffs": [12]}, "ScaledTokens": {"vocab_size": V},
+        "SpareTableTokens": {"vocab_size": V},
     },
+    "embedding.segments": {"TokenSegments": {}, "IgnoredSegments": {}},
+    "head": {kind: {"vocab_size": V} for kind in ("OffsetLMHead", "OwnVocabularyHead", "OwnVocabularyOffsetHead")},
     "decoder.layers.feedforward.op.router": ROUTERS,
     "decoder.layers.feedforward.op.expert": EXPERTS, "decoder.layers.attention.op.features": FEATURES,
 }  # fmt: skip

@@ -20,6 +20,7 @@ from anyformer.families.base.layouts import LAYOUTS, find_layout
 from anyformer.kernels import hardware
 from anyformer.models import Model, TransformerModule
 from anyformer.models.construct import skeleton
+from anyformer.parts.base import HasDepth
 from anyformer.parts.fused_linear import Concatenable
 from anyformer.parts.init import initialise
 from anyformer.specs.codec import FORMAT, encode, from_json
@@ -204,7 +205,7 @@ def warn_if_slow(model: TransformerModule, folder: Path) -> None:
 
 def check_affordable(spec: Model, checkpoint: Checkpoint | Pieces) -> None:
     """Raise ValueError if a description has more layers than its checkpoint has tensors, before building it."""
-    layers = sum(part.depth for _, part in walk(spec) if hasattr(part, "depth"))
+    layers = sum(part.depth for _, part in walk(spec) if isinstance(part, HasDepth))
     if layers > len(checkpoint.names):
         stored = f"the checkpoint has only {len(checkpoint.names):,} tensors"
         raise ValueError(f"{checkpoint.folder}: the description has {layers:,} layers, but {stored}")
@@ -241,7 +242,7 @@ def save(model: TransformerModule, folder: str | Path, *, format: str = "anyform
         raise ValueError(f"expected the path of a folder, got {quote(folder)}")
     folder, spec = Path(folder), model.spec
     if not overwrite and not in_our_layout(folder):
-        has_no_tokenizer = getattr(model, "folder", None) is None  # then saving overwrites no tokenizer files
+        has_no_tokenizer = model.folder is None  # then saving overwrites no tokenizer files
         allowed = TOKENIZER_FILES if has_no_tokenizer else ()
         check_free(folder, "overwrite=True replaces the model in it", allowed=allowed)
     if format == "peft":
@@ -298,7 +299,7 @@ def save_description(model: TransformerModule, folder: Path) -> None:
 
 
 def copy_tokenizer(model: TransformerModule, folder: Path) -> None:
-    source = getattr(model, "folder", None)
+    source = model.folder
     if source is not None and source.resolve() != folder.resolve():
         for name in TOKENIZER_FILES:
             if (source / name).is_file():

@@ -29,6 +29,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.models import position_limit
+from anyformer.parts.base import extra_inputs as declared_extras
 from anyformer.parts.grid.pooled_attention import Skip
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.parts.head.contrastive import ContrastHead
@@ -88,7 +89,7 @@ def inputs_of(spec: Any, batch: int = 3, labels: bool = False) -> dict[str, Any]
         out["encoder_hidden_states"] = torch.randn(batch, 7, spec.width, generator=generator)
     if any(getattr(part, "tree", False) for _, part in walk(spec)):
         out["tree_parents"] = torch.tensor([-1, *(t // 2 for t in range(1, LENGTH))]).expand(shape).clone()
-    if any(part.reads_graph for _, part in walk(spec)):  # a ring of three kinds of edges
+    if "graph_edges" in declared_extras(spec):  # a ring of three kinds of edges
         place = torch.arange(LENGTH)
         ring = ((place[:, None] - place).abs() % (LENGTH - 2) == 1) * (1 + (place[:, None] + place) % 3)
         out["graph_edges"] = ring.expand(*shape, -1).clone()

@@ -214,7 +214,7 @@ def spec_of(case: Case) -> Any:
 
 
 # inputs with one label per token -> the field with the number of labels
-TOKEN_LABELS = {"token_type_ids": "segments", "task_type_ids": "tasks", "langs": "languages"}
+TOKEN_LABELS = {"token_type_ids": "num_segments", "task_type_ids": "tasks", "langs": "languages"}
 
 
 def make_token_labels(spec: Any, shape: tuple[int, ...], generator: torch.Generator) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from catalogue import Case, cases, close, make_inputs, over, published, settings
 
 import anyformer as af
 from anyformer import families
+from anyformer.parts.embedding.segment_ids import TokenSegments
 from anyformer.weights.rules import plan
 
 MINE = ("opt", "gpt_neox", "bloom", "openai-gpt", "ctrl", "bart", "m2m_100")
@@ -115,7 +116,7 @@ def test_weights_start_as_published(case: Case) -> None:
 def test_kinds_of_token_and_given_vectors(name: str) -> None:
     case = BY_ID[name]
     inputs, theirs, model = make_inputs(case), published(case)[0], shared(case)
-    if model.spec.embedding.token_segments:
+    if isinstance(model.spec.embedding.segments, TokenSegments):
         inputs["token_type_ids"] = inputs["input_ids"].flip(-1)
         close(model(**inputs)[0], theirs(**inputs)[0])
     vectors = theirs.get_input_embeddings()(inputs.pop("input_ids"))

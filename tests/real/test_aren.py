@@ -13,6 +13,7 @@ import torch
 
 import anyformer as af
 from anyformer import families
+from anyformer.parts.embedding.text import Tokens
 
 pytestmark = pytest.mark.real
 
@@ -60,7 +61,8 @@ def model(shared_data: Path) -> Any:
         "eos_token_id": END, "tie_word_embeddings": False, "architectures": ["M2M100ForConditionalGeneration"],
     })  # fmt: skip
     spec = af.override(spec, {
-        "embedding.tokens.unused_table": False, "decoder_embedding.tokens.vocab_size": 43, "head.vocab_size": 43,
+        "embedding.tokens": spec.embedding.tokens.as_kind(Tokens),
+        "decoder_embedding.tokens.vocab_size": 43, "head.vocab_size": 43,
         "head.bias": True,
     })  # fmt: skip
     made = af.build(spec, seed=0).eval()

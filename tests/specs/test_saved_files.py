@@ -22,6 +22,7 @@ from anyformer.weights.rules import same_names
 SAVED = Path(__file__).with_name("saved")
 CASES = {case.id: case for case in cases()}
 FEED, NORM = {"kind": "MLP", "width": 8}, {"kind": "RMSNorm"}
+TOKENS = {"kind": "Tokens", "vocab_size": 9}
 BLOCK = {"kind": "Block", "feed": {"kind": "Sublayer", "op": FEED}}
 EXPECTED = json.loads((SAVED / "expected.json").read_text())
 TOWER = {"kind": "Tower", "token": 9, "model": encode(spec_of(CASES["LlavaForConditionalGeneration"]).image.model)}
@@ -81,7 +82,20 @@ def test_a_description_is_what_it_was(path: Path) -> None:
      {"kind": "LatentAttention", "num_heads": 2, "rank": 4, "head_width": 4, "rotary_width": 2, "value_width": 4,
       "position": {"kind": "Rope"}}),
     ({"kind": "LMHead", "vocab_size": 9, "idle_bias": True}, {"kind": "LMHead", "vocab_size": 9, "unused_bias": True}),
-    ({"kind": "Tokens", "vocab_size": 9, "spare": True}, {"kind": "Tokens", "vocab_size": 9, "unused_table": True}),
+    *[({"kind": "Tokens", "vocab_size": 9, old: True}, {"kind": "SpareTableTokens", "vocab_size": 9})
+      for old in ("spare", "unused_table")],
+    *[({"kind": "LMHead", "vocab_size": 9, **old}, {"kind": kind, "vocab_size": 9})
+      for kind, old in (("OffsetLMHead", {"offset": True}), ("OwnVocabularyHead", {"foreign": True}),
+                        ("OwnVocabularyOffsetHead", {"offset": True, "foreign": True}))],
+    *[({"kind": "TextEmbedding", "tokens": TOKENS, **old}, {"kind": kind, "tokens": TOKENS, **new})
+      for old, kind, new in (
+          ({"token_segments": True}, "TextEmbedding", {"segments": {"kind": "TokenSegments"}}),
+          ({"unseen": 1}, "HiddenTokenText", {"hidden_token": 1}),
+          ({"zero_pads": True, "ignores_segments": True}, "ZeroedPaddingText",
+           {"segments": {"kind": "IgnoredSegments"}}),
+          ({"unseen": 1, "zero_pads": True}, "XLMText", {"hidden_token": 1}))],
+    ({"kind": "LanguageText", "tokens": TOKENS, "languages": 3, "unseen": 1, "zero_pads": True},
+     {"kind": "LanguageText", "tokens": TOKENS, "hidden_token": 1, "languages": 3}),
     ({"kind": "Pool", "norm": {"kind": "RMSNorm"}, "idle_norm": True},
      {"kind": "Pool", "norm": {"kind": "Unused", "part": {"kind": "RMSNorm"}}}),
     ({"kind": "Pool", "norm": {"kind": "RMSNorm"}, "take": "rest", "unused_norm": True},
@@ -98,8 +112,8 @@ def test_a_description_is_what_it_was(path: Path) -> None:
     ({"kind": "Pool", "take": "mark", "token": 2}, {"kind": "Pool", "take": {"kind": "FirstOccurrence", "token": 2}}),
     ({"kind": "Pool", "take": "seeds", "seeds": {"kind": "Seeds", "num_heads": 2}},
      {"kind": "Pool", "take": {"kind": "SeedPool", "seeds": {"kind": "Seeds", "num_heads": 2}}}),
-    ({"kind": "GlobalTextEmbedding", "tokens": {"kind": "Tokens", "vocab_size": 9}, "idle_segments": True},
-     {"kind": "GlobalTextEmbedding", "tokens": {"kind": "Tokens", "vocab_size": 9}, "ignores_segments": True}),
+    ({"kind": "GlobalTextEmbedding", "tokens": TOKENS, "idle_segments": True},
+     {"kind": "GlobalTextEmbedding", "tokens": TOKENS, "segments": {"kind": "IgnoredSegments"}}),
 ])  # fmt: skip
 def test_old_names_of_kinds_and_fields_are_read(old: dict[str, Any], new: dict[str, Any]) -> None:
     assert encode(decode(old)) == new

@@ -23,6 +23,7 @@ from anyformer.kernels.capture import graph_capture
 from anyformer.models import Model
 from anyformer.models.base import TransformerModule
 from anyformer.models.call import Call
+from anyformer.parts.base import extra_inputs
 from anyformer.parts.computed import compute
 from anyformer.parts.head.classify import MultipleChoiceHead
 from anyformer.parts.mask import All, Causal, Full, Mask, Window
@@ -75,20 +76,13 @@ def inputs_of(spec: Model, length: int, source_length: int | None = None) -> dic
     kinds = {name: torch.long if declared.get(name) == "integers" else torch.float32 for name in shapes}
     with torch.device("meta"):
         inputs = {name: torch.zeros(1, *choices, *shape, dtype=kinds[name]) for name, shape in shapes.items()}
-        for name, shape in graph_shapes(spec, source if spec.pair else length).items():
-            inputs[name] = torch.zeros(1, *choices, *shape, dtype=torch.long)
+        for name, extra in extra_inputs(spec).items():
+            inputs[name] = torch.zeros(1, *choices, *extra.shape(source if spec.pair else length), dtype=torch.long)
         if spec.pair:
             inputs["decoder_input_ids"] = torch.zeros(1, length, dtype=torch.long)
         elif any(part.reads_memory for _, part in walk(spec)):
             inputs["encoder_hidden_states"] = torch.zeros(1, source, memory_width(spec))
     return inputs
-
-
-def graph_shapes(spec: Model, length: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of tree and graph inputs, if the model has positions in a tree or graph."""
-    parts = [part for _, part in walk(spec)]
-    trees = {"tree_parents": (length,)} if any(part.reads_tree for part in parts) else {}
-    return {**trees, **({"graph_edges": (length, length)} if any(part.reads_graph for part in parts) else {})}
 
 
 def fixed_input(spec: Model) -> tuple[str, tuple[int, ...]] | None:

@@ -12,10 +12,12 @@ from anyformer.families.shared import transformer
 from anyformer.families.shared.transformer import ALIASES, TOKENS, check_padding, weights
 from anyformer.models import DecoderModel, EncoderDecoderModel, Model
 from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.spare_table import SpareTableTokens
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.language_kinds import OffsetLMHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.pooling import LastOccurrence
 from anyformer.parts.head.span import SpanHead
@@ -23,7 +25,7 @@ from anyformer.parts.init import Normal
 from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
-from anyformer.specs.addresses import edit
+from anyformer.specs.addresses import edit, value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -66,9 +68,10 @@ ONLY_DECODER = DecoderModel(width=1024, embedding=EMBEDDING, decoder=DECODER, in
 
 def share_tables(spec: Model, tie: bool, c: Config) -> Model:
     """Share one table for source, target and output. If not tied, files contain that table but nothing reads it."""
-    shared = spec.pair and getattr(c, "share_encoder_decoder_embeddings", True)
+    shared = spec.pair and vars(c).get("share_encoder_decoder_embeddings", True)
     if not tie:
-        return edit(spec, {"embedding.tokens.unused_table": True}) if shared else spec
+        tokens = value_at(spec, "embedding.tokens").as_kind(SpareTableTokens)
+        return edit(spec, {"embedding.tokens": tokens}) if shared else spec
     ties = [(f"decoder_{TOKENS}", TOKENS)] if shared else []
     if isinstance(spec.head, LMHead):
         ties.append(("head.out.weight", TOKENS if shared or not spec.pair else f"decoder_{TOKENS}"))
@@ -165,7 +168,7 @@ BART = Family(
     template=TEMPLATE,
     classes={
         "BartForConditionalGeneration": Class(
-            LMHead(vocab_size=50265, shift=False, offset=True), "lm_head", weights=LOGITS_BIAS
+            OffsetLMHead(vocab_size=50265, shift=False), "lm_head", weights=LOGITS_BIAS
         ),
         "BartModel": Class(prefix=""),
         "BartForSequenceClassification": Class(  # reads the vector at the end-of-sequence token

@@ -49,8 +49,8 @@ def describe(c: Config) -> Model:
 
 def tower(c: Config, name: str, family: Family, architecture: str, **known: Any) -> EncoderModel:
     """Return a tower. If an old file has two configs of it, "text_config_dict" wins."""
-    old = getattr(c, f"{name}_config_dict")
-    config = (getattr(c, f"{name}_config") or {}) if old is None else old
+    old = c[f"{name}_config_dict"]
+    config = (c[f"{name}_config"] or {}) if old is None else old
     spec = read_nested(f"{name}_config", config, family, architecture, **known)
     assert isinstance(spec, EncoderModel)
     return spec

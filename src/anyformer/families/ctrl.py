@@ -10,6 +10,7 @@ from anyformer.families.base.template import Class, divides, tied
 from anyformer.families.shared.heads import causal_mask
 from anyformer.models import DecoderModel
 from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.segment_ids import TokenSegments
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.classify import ClassifyHead
@@ -32,7 +33,7 @@ TEMPLATE = DecoderModel(
         tokens=Tokens(vocab_size=246534),
         scale=1280**0.5,
         position=Sinusoidal(length=256),
-        token_segments=True,
+        segments=TokenSegments(),
         dropout=0.1,
     ),
     decoder=Stack(

@@ -36,7 +36,9 @@ from anyformer.models import EncoderModel
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention.deberta import DebertaAttention
 from anyformer.parts.attention.scores import TalkingHeads
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.embedding.padded_text import ZeroedPaddingText
+from anyformer.parts.embedding.segment_ids import IgnoredSegments
+from anyformer.parts.embedding.text import Tokens
 from anyformer.parts.head.base import Transform
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.language import LMHead
@@ -54,13 +56,12 @@ from anyformer.weights.rules import Rename, Rule
 THEIRS, OURS = "~encoder.layer.{i}.attention.self", "encoder.layers.{i}.attention.op"
 
 NORM = LayerNorm(eps=1e-7)
-EMBEDDING = TextEmbedding(
+EMBEDDING = ZeroedPaddingText(
     tokens=Tokens(vocab_size=50265, padding_index=0),
     position=Learned(length=512),
-    ignores_segments=True,
+    segments=IgnoredSegments(),
     norm=NORM,
     dropout=0.1,
-    zero_pads=True,
 )
 TEMPLATE = EncoderModel(
     width=768,
@@ -99,7 +100,11 @@ def tie(spec: EncoderModel, value: bool, c: Config) -> EncoderModel:
 CONFIG: dict[str, Any] = {
     **bert_like.CONFIG,
     "hidden_dropout_prob": ("embedding.dropout", "encoder.layers.*.dropout", "head[TagHead].dropout"),
-    "type_vocab_size": entry("embedding.segments", read=lambda value, c: max(value, 0)),
+    "type_vocab_size": entry(
+        "embedding.segments",
+        read=lambda value, c: value if value > 0 else IgnoredSegments(),
+        write=lambda segments: 0 if isinstance(segments, IgnoredSegments) else segments,
+    ),
     "tie_word_embeddings": dataclasses.replace(bert_like.CONFIG["tie_word_embeddings"], build=tie),
     "embedding_size": omit_default(entry("embedding.tokens.width", default=None, read=lambda value, c: token_width(c))),
     "max_position_embeddings": Entry(512, "embedding.position.length"),
@@ -123,7 +128,6 @@ CONFIG: dict[str, Any] = {
 }
 COMPUTED: dict[str, Callable[[Config], Any]] = {
     f"{ATTENTION}.scale": lambda c: scale(c, 1 + len(score_terms(c))),  # unknown terms count too
-    "embedding.ignores_segments": lambda c: c.type_vocab_size < 1,
     "embedding.order": lambda c: (
         ("segments", "position", "project", "norm", "dropout") if token_width(c) else EMBEDDING.order
     ),

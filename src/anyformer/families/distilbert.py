@@ -7,6 +7,7 @@ from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, Entry, activation, divides, tied
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.segment_ids import IgnoredSegments
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.base import Transform
@@ -35,7 +36,7 @@ TEMPLATE = EncoderModel(
         position=Learned(length=512),
         norm=NORM,
         dropout=0.1,
-        ignores_segments=True,  # BertTokenizer returns token_type_ids, which the published model ignores
+        segments=IgnoredSegments(),  # BertTokenizer returns token_type_ids, which the published model ignores
     ),
     encoder=Stack(
         depth=6,

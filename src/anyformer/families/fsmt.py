@@ -8,6 +8,7 @@ from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, Entry
 from anyformer.families.shared.transformer import ALIASES, TOKENS, check_padding
 from anyformer.models import Model
+from anyformer.parts.embedding.padded_text import HiddenTokenText
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.head.language import LMHead, VocabularyOutput
 from anyformer.parts.position.absolute import Sinusoidal
@@ -44,7 +45,7 @@ FSMT = BART.but(
     tokenizer="FSMTTokenizer",
     changes={
         "embedding": EMBEDDING,
-        "decoder_embedding": EMBEDDING.replace(unseen=1),
+        "decoder_embedding": EMBEDDING.as_kind(HiddenTokenText, hidden_token=1),
         "*.layers.feedforward.op.activation": "relu",
         "start_token": None,
         "wrap": True,
@@ -60,7 +61,7 @@ FSMT = BART.but(
         "tgt_vocab_size": ("decoder_embedding.tokens.vocab_size", "head.vocab_size"),
         "scale_embedding": scale_at("embedding.scale", "decoder_embedding.scale"),
         "tie_word_embeddings": Entry(False, lambda spec: bool(spec.ties), build=share_tables),
-        "pad_token_id": ("padding_token", "*.tokens.padding_index", "*.numbering.token", "decoder_embedding.unseen"),
+        "pad_token_id": ("padding_token", "*.tokens.padding_index", "*.numbering.token", "*.hidden_token"),
         "decoder_start_token_id": Ignored(2, f"used by generation; {STARTS}"),
         "eos_token_id": Ignored(2, "used by generation"),
         "langs": Ignored(["en", "de"], "used by tokenizers"),

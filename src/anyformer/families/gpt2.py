@@ -22,6 +22,7 @@ from anyformer.families.shared.summary import DOUBLE_HEAD_FIELDS, double_templat
 from anyformer.models import DecoderModel
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.attention.scores import ScaleByLayer
+from anyformer.parts.embedding.segment_ids import TokenSegments
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.classify import ClassifyHead
@@ -45,7 +46,7 @@ HEADS: dict[str, Any] = {"num_heads": 12, "head_width": 64, "dropout": 0.1}
 TEMPLATE = DecoderModel(
     width=768,
     embedding=TextEmbedding(
-        tokens=Tokens(vocab_size=50257), position=Learned(length=1024), token_segments=True, dropout=0.1
+        tokens=Tokens(vocab_size=50257), position=Learned(length=1024), segments=TokenSegments(), dropout=0.1
     ),
     decoder=Stack(
         depth=12,

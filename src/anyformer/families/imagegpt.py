@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from anyformer.families.base.family import Size
-from anyformer.families.base.fields import Fixed, Ignored
-from anyformer.families.base.template import Class, tied
+from anyformer.families.base.fields import Absent, Fixed, Ignored
+from anyformer.families.base.template import Class, Config, Entry
 from anyformer.families.gpt2 import GPT2
+from anyformer.models import Model
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.language_kinds import OwnVocabularyHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.pooling import MeanColumns
 from anyformer.parts.norm import RMSNorm
@@ -27,6 +29,18 @@ def size(n_layer: int, n_embd: int, n_head: int, published: float) -> Size:
     return Size({"n_layer": n_layer, "n_embd": n_embd, "n_head": n_head}, published)
 
 
+def tie(spec: Model, value: bool, c: Config) -> Model:
+    if not value or not isinstance(spec.head, LMHead):
+        return spec
+    return spec.replace(head=spec.head.as_kind(LMHead), ties=(("head.out.weight", "embedding.tokens.weight"),))
+
+
+def is_tied(spec: Model) -> bool:
+    if not isinstance(spec.head, LMHead):
+        raise Absent
+    return bool(spec.ties)
+
+
 IMAGEGPT = GPT2.but(
     "imagegpt",
     about="decoder that generates images pixel by pixel",
@@ -43,7 +57,7 @@ IMAGEGPT = GPT2.but(
         "decoder.norm": RMSNorm(eps=1e-5),
     },
     classes={
-        "ImageGPTForCausalImageModeling": Class(LMHead(vocab_size=512, foreign=True), "lm_head"),
+        "ImageGPTForCausalImageModeling": Class(OwnVocabularyHead(vocab_size=512), "lm_head"),
         "ImageGPTModel": Class(prefix=""),
         "ImageGPTForImageClassification": Class(
             ClassifyHead(num_labels=2, pool=Pool(take=MeanColumns()), bias=False), "score"
@@ -51,7 +65,7 @@ IMAGEGPT = GPT2.but(
     },
     config={
         "vocab_size": "embedding.tokens.vocab_size",
-        "tie_word_embeddings": tied(False, LMHead="head.out.weight"),
+        "tie_word_embeddings": Entry(False, is_tied, build=tie),
         "add_cross_attention": Fixed(False, "the published class fails with it if a cache or padding is used"),
         "is_decoder": Ignored(False, "the model is always causal"),
         **dict.fromkeys((*NOT_HERE, *(name for name in GPT2.config if name.startswith("summary_")))),
@@ -60,7 +74,6 @@ IMAGEGPT = GPT2.but(
         **GPT2.computed,
         # the last token starts an image and is never generated
         "head.vocab_size": lambda c: c.vocab_size - (not c.tie_word_embeddings),
-        "head.foreign": lambda c: not c.tie_word_embeddings,
     },
     pictures="ImageGPT",
     sizes={

@@ -20,8 +20,10 @@ from anyformer.families.base.fields import Absent, Ignored, Removed
 from anyformer.families.base.template import Class, Config, Entry, expand
 from anyformer.families.shared.transformer import check_padding, target
 from anyformer.models import Model
+from anyformer.parts.embedding.spare_table import SpareTableTokens
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.language_kinds import OffsetLMHead, OwnVocabularyHead, OwnVocabularyOffsetHead
 from anyformer.parts.position.absolute import Sinusoidal
 from anyformer.specs.addresses import value_at
 from anyformer.weights.rules import Rule, Unwritten
@@ -52,9 +54,21 @@ def vocab_size(spec: Model) -> int:
     return value_at(spec, "embedding.tokens.vocab_size" if spec.pair else "head.vocab_size")
 
 
+def has_spare_table(spec: Model) -> bool:
+    return isinstance(value_at(spec, "embedding.tokens"), SpareTableTokens)
+
+
+def choose_head(spec: Model, size: int | None, c: Config) -> Model:
+    """Use a head with its own vocabulary if the output does not have the size of the decoder's table."""
+    if spec.head is None or scored_size(c) == target_size(c):
+        return spec
+    offset = isinstance(spec.head, OffsetLMHead)
+    return spec.replace(head=spec.head.as_kind(OwnVocabularyOffsetHead if offset else OwnVocabularyHead))
+
+
 def is_tied(spec: Model) -> bool:
     """Whether the head shares a table. Not written if the model has neither a head nor an unused table."""
-    if spec.head is None and not value_at(spec, "embedding.tokens.unused_table"):
+    if spec.head is None and not has_spare_table(spec):
         raise Absent
     return any(name == "head.out.weight" for name, _ in spec.ties)
 
@@ -63,9 +77,7 @@ def is_shared(spec: Model) -> bool:
     """Whether source and target share one table."""
     if not spec.pair:
         raise Absent
-    return value_at(spec, "embedding.tokens.unused_table") or any(
-        name.startswith("decoder_embedding") for name, _ in spec.ties
-    )
+    return has_spare_table(spec) or any(name.startswith("decoder_embedding") for name, _ in spec.ties)
 
 
 def positions(theirs: str, spec: Model) -> list[Rule]:
@@ -102,7 +114,7 @@ MARIAN = BART.but(
     },
     classes={
         "MarianMTModel": Class(
-            LMHead(vocab_size=58101, shift=False, offset=True),
+            OffsetLMHead(vocab_size=58101, shift=False),
             "lm_head",
             weights={"~{encoder,decoder}.embed_positions": positions, **LOGITS_BIAS},
         ),
@@ -117,7 +129,7 @@ MARIAN = BART.but(
     config={
         **dict.fromkeys((*ONLY_BART, "bos_token_id")),
         "vocab_size": Entry(58101, vocab_size),
-        "decoder_vocab_size": Entry(None, lambda spec: target(spec).tokens.vocab_size),
+        "decoder_vocab_size": Entry(None, lambda spec: target(spec).tokens.vocab_size, build=choose_head),
         "share_encoder_decoder_embeddings": Entry(True, is_shared),
         "tie_word_embeddings": Entry(True, is_tied, build=share_tables),
         "scale_embedding": Entry(False, lambda spec: target(spec).scale is not None),
@@ -132,7 +144,6 @@ MARIAN = BART.but(
         "embedding.tokens.vocab_size": lambda c: target_size(c) if only_decoder(c) else c.vocab_size,
         "decoder_embedding.tokens.vocab_size": target_size,
         "head.vocab_size": scored_size,
-        "head.foreign": lambda c: scored_size(c) != target_size(c),
         # the decoder also scales inputs_embeds, the encoder does not
         "embedding.tokens.scale": lambda c: None if only_decoder(c) else root_scale(c),
         "embedding.scale": lambda c: root_scale(c) if only_decoder(c) else None,

@@ -11,6 +11,7 @@ from anyformer.families.gpt2 import GPT2
 from anyformer.families.shared.summary import DOUBLE_HEAD_FIELDS, double_template
 from anyformer.models import DecoderModel, Model
 from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.segment_ids import TokenSegments
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.classify import ClassifyHead
@@ -30,7 +31,7 @@ INNER, LAYER, NORM = "decoder.layers.feedforward.op", "decoder.layers.{i}", Laye
 TEMPLATE = DecoderModel(
     width=768,
     embedding=TextEmbedding(
-        tokens=Tokens(vocab_size=40478), position=Learned(length=512), token_segments=True, dropout=0.1
+        tokens=Tokens(vocab_size=40478), position=Learned(length=512), segments=TokenSegments(), dropout=0.1
     ),
     decoder=Stack(
         depth=12,

@@ -87,9 +87,9 @@ def check(c: Config) -> None:
     if c.is_decoder and c.architecture == "ReformerForMaskedLM":
         raise ValueError(f"ReformerForMaskedLM needs is_decoder=False; set it, or load {LM_CLASS}")
     for name in dict.fromkeys(layers):
-        if is_lm and name in layer_names(c) and getattr(c, f"{name}_num_chunks_after"):
+        if is_lm and name in layer_names(c) and c[f"{name}_num_chunks_after"]:
             raise ValueError(f"{name}_num_chunks_after must be 0 in {LM_CLASS}, which cannot see later chunks")
-        length = getattr(c, f"{name}_attn_chunk_length")
+        length = c[f"{name}_attn_chunk_length"]
         if type(length) is not int or length < 1:
             raise ValueError(f"{name}_attn_chunk_length must be an integer of at least 1, got {length}")
 
@@ -97,7 +97,7 @@ def check(c: Config) -> None:
 def build_layers(spec: EncoderModel, attn_layers: Any, c: Config) -> Model:
     """Build the layers of a config. Rows are padded to a common multiple of the chunk lengths."""
     names, stack, kinds = layer_names(c), value_at(spec, "encoder"), {}
-    rows = math.lcm(*(getattr(c, f"{name}_attn_chunk_length") for name in {*c.attn_layers}))  # even of unused kinds
+    rows = math.lcm(*(c[f"{name}_attn_chunk_length"] for name in {*c.attn_layers}))  # even of unused kinds
     for name in sorted({*names}):
         changes = {"causal": c.is_decoder, "multiple": rows, "loose": c.architecture == LM_CLASS}
         if name == "local" and c.is_decoder and c.local_num_chunks_before < 2 and not c.local_num_chunks_after:

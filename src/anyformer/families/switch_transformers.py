@@ -11,6 +11,7 @@ from anyformer.families.shared import t5
 from anyformer.families.shared.heads import causal, read_mask
 from anyformer.models import EncoderDecoderModel, EncoderModel, Model
 from anyformer.parts.activation import activation_named
+from anyformer.parts.embedding.spare_table import SpareTableTokens
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.balance import SwitchBalance
 from anyformer.parts.feedforward.mlp import MLP
@@ -54,7 +55,7 @@ FIELDS: dict[str, ConfigField] = {
     "layer_norm_epsilon": Field(1e-6, "encoder.norm.eps"),
     "initializer_factor": Field(1.0, lambda spec: spec.init["*norm.weight"].value),
     "dense_act_fn": Field("relu", activation_at(f"{DENSE}.feedforward.op.activation")),
-    "tie_word_embeddings": Field(True, lambda spec: not spec.embedding.tokens.unused_table),
+    "tie_word_embeddings": Field(True, lambda spec: not isinstance(spec.embedding.tokens, SpareTableTokens)),
     "pad_token_id": Field(0, "padding_token"),
     "decoder_start_token_id": Field(None, "start_token"),
     "add_cross_attention": Ignored(False, "published code never reads it"),
@@ -102,7 +103,7 @@ def describe(c: Config) -> Model:
     decoder_every = sparse_step(c.decoder_sparse_step, layers, c.num_sparse_decoder_layers)
     tie = c.tie_word_embeddings  # if not tied, each stack has a table, and files have a third one that nothing reads
     embedding = TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size), dropout=c.dropout_rate)
-    first = embedding.replace(tokens=Tokens(vocab_size=c.vocab_size, unused_table=not tie))
+    first = embedding if tie else embedding.replace(tokens=SpareTableTokens(vocab_size=c.vocab_size))
     factor = c.initializer_factor
     init = {"*router.weight": Normal(std=factor), "*experts.*": Normal(std=factor * c.d_model**-0.5), **t5.init(c)}
     encoder = stack(c.num_layers, every, True, attention=t5.attention(c, mask=FULL))
@@ -139,9 +140,9 @@ def describe(c: Config) -> Model:
 
 
 def rules(spec: Model) -> list[Rule]:
-    unused, count = value_at(spec, "embedding.tokens.unused_table"), value_at(spec, f"{SPARSE}.num_experts")
+    count = value_at(spec, f"{SPARSE}.num_experts")
     weights: dict[Any, Any] = {**t5.WEIGHTS, "lm_head": "head.out"}
-    if unused:  # the tables are not tied
+    if isinstance(value_at(spec, "embedding.tokens"), SpareTableTokens):  # the tables are not tied
         del weights["~shared", "~encoder.embed_tokens"]
         weights |= {"shared.weight": parameter("embedding.tokens.spare"), "encoder.embed_tokens": "embedding.tokens"}
     rules = [*rules_of(weights, spec)]

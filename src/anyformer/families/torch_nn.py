@@ -78,7 +78,7 @@ def block(layer: Any, mask: Any) -> Block:
     }
     steps = {}
     for n, name in enumerate(names, 1):
-        norm, dropout = layer_norm(getattr(layer, f"norm{n}")), getattr(layer, f"dropout{n}").p
+        norm, dropout = layer_norm(layer.get_submodule(f"norm{n}")), layer.get_submodule(f"dropout{n}").p
         before, after = (norm, None) if layer.norm_first else (None, norm)
         steps[name] = Sublayer(op=ops[name], pre_norm=before, out_norm=after, dropout=dropout)
     return Block(**steps)

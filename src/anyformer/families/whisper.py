@@ -124,7 +124,7 @@ CONFIG: dict[str, Any] = {
 
 def check(c: Config) -> None:
     for side in ("encoder",) if c.architecture == CLASSIFIER else ("encoder", "decoder"):
-        if c.d_model % (heads := getattr(c, f"{side}_attention_heads")):
+        if c.d_model % (heads := c[f"{side}_attention_heads"]):
             raise ValueError(f"d_model {c.d_model} is not a multiple of {side}_attention_heads {heads}")
     if c.architecture != CLASSIFIER:
         check_padding(c, c.vocab_size)

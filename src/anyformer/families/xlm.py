@@ -12,7 +12,9 @@ from anyformer.families.shared.summary import pool_entries
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.labelled_text import LanguageText
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.embedding.padded_text import XLMText
+from anyformer.parts.embedding.segment_ids import TokenSegments
+from anyformer.parts.embedding.text import Tokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.parts.head.language import LMHead
@@ -26,7 +28,7 @@ from anyformer.parts.mask import Causal, Full
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
 from anyformer.parts.position.sinusoid_init import Sines
-from anyformer.specs.addresses import value_at
+from anyformer.specs.addresses import edit, value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.step_kinds import ZeroedPadding
@@ -38,14 +40,13 @@ NORM = LayerNorm(eps=1e-12)
 
 TEMPLATE = EncoderModel(
     width=2048,
-    embedding=TextEmbedding(
+    embedding=XLMText(
         tokens=Tokens(vocab_size=30145, padding_index=2),
         position=Learned(length=512),
-        token_segments=True,
+        segments=TokenSegments(),
         norm=NORM,
         dropout=0.1,
-        unseen=2,
-        zero_pads=True,
+        hidden_token=2,
     ),
     encoder=Stack(
         depth=12,
@@ -67,8 +68,7 @@ def init_weights(c: Config) -> dict[str, Initializer]:
 def add_languages(spec: Model, value: bool, c: Config) -> Model:
     if not value or c.n_langs < 2:
         return spec
-    embedding = dict(value_at(spec, "embedding").items())
-    return spec.replace(embedding=LanguageText(languages=c.n_langs, **embedding))
+    return edit(spec, {"embedding": value_at(spec, "embedding").as_kind(LanguageText, languages=c.n_langs)})
 
 
 def languages(spec: Any) -> int:
@@ -111,7 +111,7 @@ CONFIG: dict[str, Any] = {
     "embed_init_std": Entry(2048**-0.5, lambda spec: spec.init[TABLES].std),
     "init_std": Entry(0.02, lambda spec: spec.init["*"].std),
     "layer_norm_eps": "**.eps",
-    "pad_token_id": ("embedding.tokens.padding_index", "embedding.unseen"),
+    "pad_token_id": ("embedding.tokens.padding_index", "embedding.hidden_token"),
     "summary_type": POOL_FIELDS["summary_type"],
     "summary_first_dropout": "head.pool.input_dropout",
     **{name: read_only(default) for name, default in SUMMARY.items()},

@@ -46,7 +46,7 @@ def settings_for(model: TransformerModule, given: Mapping[str, Any]) -> Settings
     from anyformer.families.shared.special_tokens import token_ids
 
     fields: dict[str, Any] = {n: v for n, v in token_ids(model.spec).items() if n in NAMES}
-    folder = getattr(model, "folder", None)
+    folder = model.folder
     if folder is not None and (Path(folder) / "generation_config.json").is_file():
         fields |= read_generation_config(Path(folder) / "generation_config.json")
     options = {n: v for n, v in given.items() if v is not None}

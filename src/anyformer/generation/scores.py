@@ -85,23 +85,30 @@ def steps(s: Settings, prompt_length: int, max_length: int, source: Tensor | Non
             )
         )
     if s.do_sample:
-        keep = len(s.eos) + 1 if s.num_beams > 1 else 1
-        if s.temperature != 1.0:
-            out.append(lambda ids, scores: scores / s.temperature)
-        if s.top_k:
-            out.append(lambda ids, scores: top_k(scores, max(s.top_k, keep)))
-        if s.top_p < 1.0:
-            out.append(lambda ids, scores: top_p(scores, s.top_p, keep))
-        if (share := s.min_p) is not None:
-            out.append(lambda ids, scores: min_p(scores, share, keep))
-        if s.typical_p < 1.0:
-            out.append(lambda ids, scores: typical(scores, s.typical_p, keep))
-        if s.epsilon_cutoff:
-            out.append(lambda ids, scores: unlikely(scores, torch.tensor(s.epsilon_cutoff), keep))
-        if s.eta_cutoff:
-            out.append(lambda ids, scores: unlikely(scores, eta(scores, s.eta_cutoff), keep))
+        out += sampling_steps(s)
     if s.renormalize_logits:
         out.append(lambda ids, scores: scores.log_softmax(-1))
+    return out
+
+
+def sampling_steps(s: Settings) -> list[Step]:
+    """Return the steps that restrict sampling to likely tokens."""
+    out: list[Step] = []
+    keep = len(s.eos) + 1 if s.num_beams > 1 else 1
+    if s.temperature != 1.0:
+        out.append(lambda ids, scores: scores / s.temperature)
+    if s.top_k:
+        out.append(lambda ids, scores: top_k(scores, max(s.top_k, keep)))
+    if s.top_p < 1.0:
+        out.append(lambda ids, scores: top_p(scores, s.top_p, keep))
+    if (share := s.min_p) is not None:
+        out.append(lambda ids, scores: min_p(scores, share, keep))
+    if s.typical_p < 1.0:
+        out.append(lambda ids, scores: typical(scores, s.typical_p, keep))
+    if s.epsilon_cutoff:
+        out.append(lambda ids, scores: unlikely(scores, torch.tensor(s.epsilon_cutoff), keep))
+    if s.eta_cutoff:
+        out.append(lambda ids, scores: unlikely(scores, eta(scores, s.eta_cutoff), keep))
     return out
 
 

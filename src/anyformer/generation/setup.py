@@ -17,6 +17,7 @@ from anyformer.generation.scores import steps
 from anyformer.generation.search_state import Ending, Search
 from anyformer.generation.stepper import Stepper
 from anyformer.models import Call, TransformerModule
+from anyformer.parts.base import HasScores, vocabulary_size
 from anyformer.runtime.inputs import check_given, in_model_dtype
 from anyformer.runtime.state import State
 
@@ -114,7 +115,7 @@ def check_can_generate(model: TransformerModule, by_position: bool = False) -> N
     token at a requested position (XLNet)."""
     head = model.spec.head
     generates = bool(model.spec.left_to_right) or (by_position and model.predicts_by_position)
-    if not generates or getattr(model.head, "scores", None) is None or not hasattr(head, "vocab_size"):
+    if not generates or not isinstance(model.head, HasScores) or vocabulary_size(head) is None:
         raise ValueError(f"{model.spec.architecture or 'this model'} {NOT_GENERATIVE}")
 
 
@@ -123,7 +124,7 @@ def check_assistant(model: TransformerModule, assistant: TransformerModule, s: S
         if not good:
             raise ValueError(f"assistant_model: {what}")
 
-    mine, other = model.spec.head.vocab_size, getattr(getattr(assistant.spec, "head", None), "vocab_size", None)
+    mine, other = model.spec.head.vocab_size, vocabulary_size(assistant.spec.head)
     need(bool(assistant.spec.left_to_right) and other is not None, f"it {NOT_GENERATIVE}")
     need(other == mine, f"its vocabulary has {other} tokens, the model's has {mine}")
     need(not assistant.training, "must be in eval mode: call assistant_model.eval()")

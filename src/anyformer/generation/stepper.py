@@ -64,7 +64,7 @@ class Stepper:
         """Read the prompt and return the scores (B, V) of the next token."""
         self.rows, self.mask = ids.shape[0], mask
         if self.pair and "encoder_outputs" not in self.source and (state is None or state.memory is None):
-            names = (*self.model.spec.embedding.inputs, *self.model.tree_inputs)
+            names = (*self.model.spec.embedding.inputs, *self.model.extra_inputs)
             reading = {n: v for n, v in self.source.items() if n in names}
             self.source["encoder_outputs"], read = self.model.encode(Call(reading, kernel=self.model.kernel))
             if read.is_token is not None:  # mask of the encoder's output: an audio frame covers many samples

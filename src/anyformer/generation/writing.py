@@ -13,6 +13,7 @@ from anyformer.generation.defaults import settings_for
 from anyformer.generation.search_state import Search
 from anyformer.generation.setup import begin
 from anyformer.models import TransformerModule, position_limit
+from anyformer.parts.base import HasTokens
 
 if TYPE_CHECKING:
     from anyformer.inputs.tokenizer import Tokenizer
@@ -34,7 +35,8 @@ def check_ids(model: TransformerModule, ids: Iterable[int]) -> None:
     largest = max(ids, default=None)
     if largest is None:
         raise ValueError("the prompt is empty: it has no tokens")
-    most = getattr(getattr(model.spec.embedding, "tokens", None), "vocab_size", None)
+    embedding = model.spec.embedding
+    most = embedding.tokens.vocab_size if isinstance(embedding, HasTokens) else None
     if most is not None and largest >= most:
         raise ValueError(
             f"the tokenizer gives token id {largest}, the model has {most} tokens: they do not belong together"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from anyformer import families
-from anyformer.data import Bytes, Data, Held, Loader, Plan, PythonDocs, Source, TextFiles, Vocabulary, Words
+from anyformer.data import Bytes, Data, Held, Loader, Plan, PythonDocs, Source, TextFiles, Words
 from anyformer.evaluate import mean_losses
 from anyformer.lab.made_up_language import Language
 from anyformer.lab.trials import Place
@@ -97,30 +97,27 @@ def training(
     batch: int,
     length: int,
     lr: float,
-    seed: int = 0,
     warmup: int | None = None,
-    objective: Objective | None = None,
-    vocabulary: Vocabulary | None = None,
     every: int | None = None,
     batches: int = 8,
+    **fields: Any,
 ) -> Run:
     """Return a run from scratch that keeps only its last checkpoint. A stopped run starts from the beginning, so that
-    measurements during training are complete."""
+    measurements during training are complete. `fields` are other fields of the run: seed, objective, vocabulary."""
+    usual = {"vocabulary": Bytes(), "objective": NextToken()}
     return Run(
         name=name,
         model=model,
-        vocabulary=vocabulary or Bytes(),
         data=data,
-        objective=objective or NextToken(),
         optimizer=AdamW(lr=lr, betas=(0.9, 0.98)),
         schedule=Cosine(warmup=max(steps // 20, 1) if warmup is None else warmup, floor=0.1),
         batch=Batch(examples=batch, length=length),
         steps=steps,
         precision="bf16" if device.startswith("cuda") else "fp32",
         record=device.startswith("cuda"),
-        seed=seed,
         evaluate=Evaluate(every=every or steps, batches=batches, patience=None),
         keep=Keep(every=steps, last=1, best=False),
+        **{**usual, **{name: value for name, value in fields.items() if value is not None}},
     )
 
 

@@ -53,7 +53,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return globals().setdefault(name, getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name))
+    module = importlib.import_module(f"{__name__}.{_PUBLIC[name]}")
+    return globals().setdefault(name, getattr(module, name))
 
 
 def __dir__() -> list[str]:

@@ -172,8 +172,8 @@ class StreamShares:
         out = cast(Any, head).out
         weight = effective_weight(out)[tokens].double()  # (P, D)
         values = torch.einsum("npd,pd->np", self.sum, weight)
-        for extra in (out.bias, head.offset if isinstance(head, LMHeadModule) else None):
-            values[0] += 0 if extra is None else extra[tokens].double()
+        bias = head.score_bias() if isinstance(head, LMHeadModule) else out.bias
+        values[0] += 0 if bias is None else bias[tokens].double()
         if isinstance(head, LMHeadModule):
             values = with_gate(values, head.change_scores)
         return tuple(self.names), values

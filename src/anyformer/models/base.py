@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from anyformer.kernels.value_checks import check_values, reads_later
 from anyformer.models.call import Call, HeadInputs
 from anyformer.models.model import Model, notebook_html
 from anyformer.models.published import PublishedConfig, PublishedModule, call_published
+from anyformer.parts.base import HasVocabulary, extra_inputs
 from anyformer.parts.head.base import HeadModule, Outputs
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.layer_mix import LayerMix
@@ -29,6 +31,27 @@ from anyformer.specs.addresses import with_values
 from anyformer.specs.part import Part, parts_in, walk
 from anyformer.specs.part_errors import name_own_parts
 from anyformer.stacks.stack import Stack
+
+NAMED = (
+    "input_ids",
+    "attention_mask",
+    "token_type_ids",
+    "position_ids",
+    "inputs_embeds",
+    "pixel_values",
+    "input_values",
+    "labels",
+    "start_positions",
+    "end_positions",
+)
+
+
+def names_inputs(forward: Any) -> Any:
+    """Add the common inputs to the signature of `forward`, because Hugging Face's Trainer selects columns by it."""
+    first, args, number, others = inspect.signature(forward).parameters.values()
+    named = [inspect.Parameter(name, number.kind, default=None) for name in NAMED]
+    forward.__signature__ = inspect.Signature([first, args, *named, number, others])
+    return forward
 
 
 class TransformerModule(PublishedModule):
@@ -54,8 +77,7 @@ class TransformerModule(PublishedModule):
         super().__init__()
         self.spec = spec
         self.config = PublishedConfig(spec)
-        reads = {"tree_parents": lambda part: part.reads_tree, "graph_edges": lambda part: part.reads_graph}
-        self.tree_inputs = tuple(name for name, reads in reads.items() if any(reads(part) for _, part in walk(spec)))
+        self.extra_inputs = tuple(extra_inputs(spec))
         if any(part.routes for _, part in walk(spec)):  # mixture of experts
             self.common = (*self.common, "output_router_logits")
         always = any(isinstance(part, LayerMix) and part.tells for _, part in walk(spec))
@@ -75,40 +97,14 @@ class TransformerModule(PublishedModule):
         with name_own_parts():
             return super().__call__(*args, **inputs)
 
-    def forward(
-        self,
-        *args: Any,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        pixel_values: Tensor | None = None,
-        input_values: Tensor | None = None,
-        labels: Tensor | None = None,
-        start_positions: Tensor | None = None,
-        end_positions: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **others: Any,
-    ) -> Any:
-        """Return the outputs of the published class for the inputs in `self.inputs`. The signature names the common
-        inputs because Hugging Face's Trainer selects columns by it. With `num_items_in_batch`, the loss of a language
-        model is the sum over its labels divided by that number. Inside the package, the only argument is a `Call`."""
+    @names_inputs
+    def forward(self, *args: Any, num_items_in_batch: Tensor | int | None = None, **inputs: Any) -> Any:
+        """Return the outputs of the published class for the inputs in `self.inputs`. With `num_items_in_batch`, the
+        loss of a language model is the sum over its labels divided by that number. Inside the package, the only
+        argument is a `Call`."""
         if args and isinstance(args[0], Call):
             return self.run(args[0])
-        named = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "token_type_ids": token_type_ids,
-            "position_ids": position_ids,
-            "inputs_embeds": inputs_embeds,
-            "pixel_values": pixel_values,
-            "input_values": input_values,
-            "labels": labels,
-            "start_positions": start_positions,
-            "end_positions": end_positions,
-        }
-        inputs = {**{name: value for name, value in named.items() if value is not None}, **others}
+        inputs = {name: value for name, value in inputs.items() if value is not None or name not in NAMED}
         return call_published(self, inputs, args, num_items=num_items_in_batch)
 
     def hidden_states(self, call: Call) -> HeadInputs:
@@ -142,7 +138,7 @@ class TransformerModule(PublishedModule):
     def declare(self) -> None:
         """Collect input names, input kinds and tapped addresses. Call it once all modules are built."""
         self.inputs, self.shows = self.input_names(), declared_taps(self)
-        kinds: dict[str, Kind] = {**COMMON, "tree_parents": "integers", "graph_edges": "integers"}
+        kinds: dict[str, Kind] = {**COMMON, **dict.fromkeys(self.extra_inputs, "integers")}
         for part in (self.spec.head, *(model.embedding for model in self.spec.readers)):
             kinds.update({} if part is None else part.input_kinds)
         for name in self.inputs:
@@ -270,7 +266,7 @@ class TransformerModule(PublishedModule):
     def resize_token_embeddings(self, vocab_size: int, seed: int = 0) -> None:
         """Change the vocabulary size. Old rows are kept and new rows are initialised by the description's rules; ties,
         frozen parameters and the train/eval mode are kept."""
-        tables = [path for path, part in walk(self.spec) if hasattr(part, "vocab_size")]
+        tables = [path for path, part in walk(self.spec) if isinstance(part, HasVocabulary)]
         spec = with_values(self.spec, {f"{path}.vocab_size": vocab_size for path in tables})
         fresh = spec.make(seed, self.device, self.dtype).train(self.training)
         old, learns = self.state_dict(), {name: p.requires_grad for name, p in self.named_parameters()}

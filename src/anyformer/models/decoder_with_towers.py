@@ -13,7 +13,7 @@ from anyformer.kernels.capture import can_read_values
 from anyformer.models.call import Call, HeadInputs
 from anyformer.models.model import Model
 from anyformer.models.single_stack import DecoderModel, EncoderModel, OneStackModule
-from anyformer.parts.base import PartModule
+from anyformer.parts.base import HasDepth, PartModule
 from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.parts.head.base import Outputs
 from anyformer.parts.projector import MLPProjector, Projector
@@ -41,7 +41,7 @@ class Tower(Part, sees="all"):
         if not self.layers or not self.skip >= 0 or not self.token >= 0:
             got = f"token={self.token}, layers={self.layers}, skip={self.skip}"
             raise ValueError(f"Tower: token and skip must be at least 0 and layers must not be empty, got {got}")
-        depth = getattr(self.model.encoder, "depth", None)
+        depth = self.model.encoder.depth if isinstance(self.model.encoder, HasDepth) else None
         for layer in self.layers:
             if depth is not None and not -depth - 1 <= layer <= depth:
                 raise ValueError(f"Tower.layers: no hidden state {layer}; valid: {-depth - 1} to {depth}")

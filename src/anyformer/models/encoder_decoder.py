@@ -86,7 +86,7 @@ class EncoderDecoderModule(TransformerModule, of=EncoderDecoderModel):
             *decoder,
             "encoder_outputs",
             *head,
-            *self.tree_inputs,
+            *self.extra_inputs,
             *self.caching,
             *self.common,
         )

@@ -27,8 +27,8 @@ class HiddenSpansModel(TowerEncoderModel):
 
     def check(self) -> None:
         super().check()
-        for name in KINDS:
-            head, wanted = getattr(self, f"hidden_{name}").head, f"{name}_embeds"
+        for name, tower in zip(KINDS, (self.hidden_text, self.hidden_audio), strict=True):
+            head, wanted = tower.head, f"{name}_embeds"
             if not isinstance(head, ProjectionHead) or (head.name, head.width) != (wanted, self.head.width):
                 width = self.head.width
                 raise ValueError(f"hidden_{name}.head must be ProjectionHead(width={width}, name='{wanted}')")
@@ -60,7 +60,7 @@ class HiddenSpansModelModule(TowerInputModule):
         for name, key in zip(KINDS, ("hidden_ids", "hidden_values"), strict=True):
             if key not in inputs:
                 continue
-            tower: Any = getattr(self, f"hidden_{name}")
+            tower: Any = self.get_submodule(f"hidden_{name}")
             own_inputs = {tower.spec.embedding.inputs[0]: inputs[key]}
             if name == "text" and "hidden_mask" in inputs:
                 own_inputs["attention_mask"] = inputs["hidden_mask"]

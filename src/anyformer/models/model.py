@@ -122,7 +122,7 @@ class Model(Part):
     def sizes_left_behind(self, before: Part, path: str, changes: Mapping[str, Any]) -> str:
         """After a change of the model's width: name inner widths, and heads whose total is the old width."""
         home, _, field = path.rpartition(".")
-        old = getattr(before, "width", None)
+        old = before.width if isinstance(before, Model) else None
         if field != "width" or self.width == old:
             return ""
         kept = []
@@ -144,7 +144,7 @@ class Model(Part):
         tokens = getattr(getattr(self, name, None), "tokens", None)
         for path, part in walk(self.head, "head"):
             if tokens is not None and isinstance(part, (LMHead, VocabularyOutput)):
-                if part.vocab_size != tokens.vocab_size and not part.foreign:
+                if part.vocab_size != tokens.vocab_size and not part.own_vocabulary:
                     raise ValueError(
                         f"{path}.vocab_size is {part.vocab_size}, but {name}.tokens.vocab_size is {tokens.vocab_size}:"
                         " change both together"

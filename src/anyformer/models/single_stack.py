@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from anyformer.models.base import TransformerModule, memory_mask
 from anyformer.models.call import Call, HeadInputs
 from anyformer.models.model import Model
-from anyformer.parts.base import Embedding
+from anyformer.parts.base import Embedding, HasDepth
 from anyformer.runtime.context import Memory, StackOutputs
 from anyformer.runtime.taps import OutputCollector
 from anyformer.specs.part import Site, walk
@@ -49,7 +49,9 @@ class OneStackModule(TransformerModule):
     def __init__(self, spec: EncoderModel | DecoderModel, stack: str, site: Site) -> None:
         super().__init__(spec)
         part = getattr(spec, stack)
-        self.embedding = spec.embedding.build(site.child("embedding", depth=getattr(part, "depth", 1)))
+        self.embedding = spec.embedding.build(
+            site.child("embedding", depth=part.depth if isinstance(part, HasDepth) else 1)
+        )
         self.add_module(stack, part.build(site.child(stack)))
         self.stack_name, self.address, self.head_address = stack, site.address, site.child("head").address
         width = part.out_width(spec.width)  # Stages change the width
@@ -73,7 +75,7 @@ class OneStackModule(TransformerModule):
             *spec.embedding.inputs,
             *(spec.head.inputs if spec.head else ()),
             *memory,
-            *self.tree_inputs,
+            *self.extra_inputs,
             *caching,
             *self.common,
         )

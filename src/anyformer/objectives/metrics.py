@@ -29,12 +29,17 @@ def _library(module: str, purpose: str) -> Any:
     return need(module, "metrics", purpose)
 
 
+def _function(module: str, name: str) -> Any:
+    library = _library(module, name)
+    return getattr(library, name)
+
+
 # -- labels and numbers -----------------------------------------------------------------------------------------------
 
 
 def _sklearn(name: str, **options: Any) -> Metric:
     def score(predicted: Values, wanted: Values) -> float:
-        return float(getattr(_library("sklearn.metrics", name), name)(wanted, predicted, **options))
+        return float(_function("sklearn.metrics", name)(wanted, predicted, **options))
 
     return score
 
@@ -118,7 +123,7 @@ def _references(wanted: Values) -> list[list[str]]:
 
 def _sacrebleu(name: str, **options: Any) -> Metric:
     def score(predicted: Values, wanted: Values) -> float:
-        metric = getattr(_library("sacrebleu", name), name)(**options)
+        metric = _function("sacrebleu", name)(**options)
         columns = zip_longest(*_references(wanted))  # the first references, the second references, ...
         return float(metric.corpus_score(list(predicted), [list(column) for column in columns]).score)
 
@@ -156,7 +161,7 @@ def _error_rate(name: str) -> Metric:
     """Insertions, deletions and substitutions of words (or letters), divided by the length of the reference."""
 
     def score(predicted: Values, wanted: Values) -> float:
-        return float(getattr(_library("jiwer", name), name)(list(wanted), list(predicted)))
+        return float(_function("jiwer", name)(list(wanted), list(predicted)))
 
     return score
 

@@ -345,7 +345,7 @@ def model_inputs(model: TransformerModule, batch: Batch) -> dict[str, Any]:
     index of a row, as published, padding moves to the left, or tokens fill the row up to the model's length."""
     inputs: dict[str, Any] = {name: batch[name] for name in model.inputs if name in batch}
     embedding = model.spec.embedding
-    if not (isinstance(embedding, TextEmbedding) and embedding.segments):
+    if not (isinstance(embedding, TextEmbedding) and embedding.num_segments):
         inputs.pop("token_type_ids", None)
     mask = inputs.get("attention_mask")
     head = model.spec.readers[0].head

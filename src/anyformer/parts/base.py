@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from anyformer.runtime.context import Context
+from anyformer.runtime.context import Context, InputExtra
 from anyformer.runtime.inputs import Kind
-from anyformer.specs.part import Part
+from anyformer.specs.part import Part, walk
 
 
 class PartModule(nn.Module):
@@ -22,7 +22,21 @@ class PartModule(nn.Module):
             kind.set_module(cls)
 
 
-class AbsolutePosition(Part):
+class ReadsInputs:
+    """Base class of Parts that may read inputs beyond those of the embedding."""
+
+    @property
+    def extra_inputs(self) -> tuple[type[InputExtra], ...]:
+        return ()
+
+
+def extra_inputs(spec: Part) -> dict[str, type[InputExtra]]:
+    """Return input name -> its extra, for all extra inputs that Parts of a description read."""
+    parts = (part for _, part in walk(spec) if isinstance(part, ReadsInputs))
+    return {extra.name: extra for part in parts for extra in part.extra_inputs}
+
+
+class AbsolutePosition(ReadsInputs, Part):
     """A position scheme that adds one vector per position to the input. Its module maps positions (1 or B, T) to
     vectors (1 or B, T, D), or is an `InputPosition`."""
 
@@ -88,6 +102,26 @@ class HasVocabulary(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+
+def vocabulary_size(part: object) -> int | None:
+    return part.vocab_size if isinstance(part, HasVocabulary) else None
+
+
+@runtime_checkable
+class HasTokens(Protocol):
+    """An embedding with a token table, or its module."""
+
+    @property
+    def tokens(self) -> Any: ...
+
+
+@runtime_checkable
+class HasScores(Protocol):
+    """The module of a head that scores tokens."""
+
+    @property
+    def scores(self) -> Any: ...
 
 
 @runtime_checkable

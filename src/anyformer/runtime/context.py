@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,8 +36,30 @@ class Memory:
     documents: Tensor | None = None  # (B, M) packed document of each token
 
 
+class InputExtra:
+    """An extra made from one integer input of a call: `class Tree(InputExtra, name="tree_parents")`. Parts that read it
+    name the class in `extra_inputs`."""
+
+    by_input: ClassVar[dict[str, type[InputExtra]]] = {}
+    name: ClassVar[str]
+
+    def __init_subclass__(cls, name: str) -> None:
+        cls.name = name
+        cls.by_input[name] = cls
+
+    @staticmethod
+    def shape(length: int) -> tuple[int, ...]:
+        """Return the shape of the input for one row of `length` tokens."""
+        return (length,)
+
+
+def input_extras(inputs: Mapping[str, Any]) -> tuple[InputExtra, ...]:
+    makers: dict[str, Any] = InputExtra.by_input
+    return tuple(make(inputs[name]) for name, make in makers.items() if inputs.get(name) is not None)
+
+
 @dataclasses.dataclass(frozen=True)
-class TokenIds:
+class TokenIds(InputExtra, name="input_ids"):
     """The token ids of this call, if it was called with ids."""
 
     ids: Tensor  # (B, T)

@@ -28,8 +28,6 @@ ALIASES = {  # kinds and fields of earlier versions -> their new names
     "KLPainter": "KLDecoder",
     "LMHead.idle_bias": "unused_bias",
     "LatentAttention.turned_width": "rotary_width",
-    "TextEmbedding.idle_segments": "ignores_segments",
-    "Tokens.spare": "unused_table",
 }
 
 P = TypeVar("P", bound=Part)

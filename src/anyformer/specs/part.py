@@ -187,16 +187,6 @@ class Part:
         return None
 
     @property
-    def reads_tree(self) -> bool:
-        """Whether it reads the dependency tree (the input `tree_parents`)."""
-        return False
-
-    @property
-    def reads_graph(self) -> bool:
-        """Whether it reads the graph whose nodes the tokens are (the input `graph_edges`)."""
-        return False
-
-    @property
     def layer_sharing(self) -> LayerSharing | None:
         """How the layers of a Stack share weights or states of the first layer; None: they do not."""
         return None
@@ -303,18 +293,8 @@ def conform(value: Any, hint: Any, where: str) -> Any:
     elif origin in (Mapping, Table):
         if isinstance(value, Table):
             return Table({k: conform(v, args[1], f"{where}.{k}") for k, v in value.items()})
-    elif hint is float and type(value) in (int, float):
-        if abs(value) > sys.float_info.max or value != value:
-            raise ValueError(f"{where}: expected a finite number, got {quote(value)}")
-        return float(value)
-    elif hint is float and type(value) is float and value == value:
-        return value  # infinity
-    elif hint is int and type(value) is int:
-        if abs(value) < 2**63:
-            return value
-        raise ValueError(f"{where}: {quote(value, 20)} is too large; it must be below 2**63")
-    elif hint is int and type(value) is float and value.is_integer():
-        return int(value)  # 1e6 typed on a command line
+    elif hint in (int, float) and type(value) in (int, float):
+        return _number(value, hint, where)
     elif hint is None:
         if value is None:
             return None
@@ -325,6 +305,18 @@ def conform(value: Any, hint: Any, where: str) -> Any:
             return value
         raise ValueError(f"{where}: {no_fit(value if isinstance(value, str) else type(value).__name__, hint)}")
     raise ValueError(f"{where}: expected {type_name(hint)}, got {quote(thaw(value))}")
+
+
+def _number(value: float, hint: type, where: str) -> float:
+    if hint is float:
+        if abs(value) > sys.float_info.max or value != value:
+            raise ValueError(f"{where}: expected a finite number, got {quote(value)}")
+        return float(value)
+    if type(value) is float and not value.is_integer():
+        raise ValueError(f"{where}: expected int, got {quote(value)}")
+    if type(value) is int and abs(value) >= 2**63:
+        raise ValueError(f"{where}: {quote(value, 20)} is too large; it must be below 2**63")
+    return int(value)  # 1e6 typed on a command line
 
 
 def with_defaults(kind: type[Part], where: str) -> Part:

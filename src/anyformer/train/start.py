@@ -36,6 +36,7 @@ from anyformer.parts.base import HasVocabulary
 from anyformer.parts.diffusion import NoisyEmbedding
 from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.parts.head.classify import ClassifyHead
+from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pooling import LastToken
 from anyformer.specs.codec import override, to_json
 from anyformer.specs.part import Table, thaw, walk
@@ -323,7 +324,7 @@ def tokenizer_settings(model: TransformerModule, objective: Objective, tokenizer
     if objective.truncates is not None and objective.truncates != tokenizer.max_length:
         settings["model_max_length"] = objective.truncates
     embedding = model.spec.embedding
-    segments = embedding.segments if isinstance(embedding, TextEmbedding) else 0
+    segments = embedding.num_segments if isinstance(embedding, TextEmbedding) else 0
     if segments > 1 and "token_type_ids" not in tokenizer.input_names:
         settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     return settings
@@ -394,7 +395,8 @@ def fit_vocabulary(run: Run, tokenizer: Tokenizer | None, tell: Tell) -> Run:
     objectives = (part for _, part in walk(run.objective) if isinstance(part, Objective))
     extra = max(part.extra_tokens for part in objectives)
     tables = {path: part for path, part in walk(run.model) if isinstance(part, HasVocabulary)}
-    sizes = {path: part.vocab_size for path, part in tables.items() if not getattr(part, "foreign", False)}
+    own = {path for path, part in tables.items() if isinstance(part, LMHead) and part.own_vocabulary}
+    sizes = {path: part.vocab_size for path, part in tables.items() if path not in own}
     if {*sizes.values()} <= {run.vocabulary.size + extra}:
         return run
     described, size = " and ".join(f"{each:,}" for each in sorted({*sizes.values()})), len(tokenizer) + extra

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anyformer.stacks.sublayer import SublayerModule
 from anyformer.transforms.compile import outermost_blocks
 
 
@@ -30,7 +31,9 @@ class HalfWeights:
         uses = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
         self.places: list[tuple[dict[str, Any], str, nn.Parameter]] = []
         for block in outermost_blocks(model):
-            if any(getattr(module, "fp32_stream", False) for module in block.modules()):  # reads their dtype
+            if any(
+                isinstance(module, SublayerModule) and module.fp32_stream for module in block.modules()
+            ):  # reads their dtype
                 continue
             for module in block.modules():
                 for name, p in module.named_parameters(recurse=False) if type(module) is nn.Linear else ():

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from anyformer.parts.embedding.segment_ids import TokenSegments
 from anyformer.parts.embedding.text import STEPS, TextEmbedding, Tokens
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
@@ -71,5 +72,5 @@ def test_mistakes_are_one_line() -> None:
     tokens = Tokens(vocab_size=9, width=6)
     with pytest.raises(ValueError, match="order is norm, norm; it must contain segments, position, norm, dro"):
         TextEmbedding(tokens=tokens, order=("norm", "norm"))
-    with pytest.raises(ValueError, match="order: with token_segments, 'segments' must come before 'project'"):
-        TextEmbedding(tokens=tokens, token_segments=True, order=tuple(OPT))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="order: with TokenSegments, 'segments' must come before 'project'"):
+        TextEmbedding(tokens=tokens, segments=TokenSegments(), order=tuple(OPT))  # type: ignore[arg-type]

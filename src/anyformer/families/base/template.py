@@ -33,6 +33,9 @@ class Config(SimpleNamespace):
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"this config has no field {name}")
 
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
 
 # -- entries ----------------------------------------------------------------------------------------------------------
 

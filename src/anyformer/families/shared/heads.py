@@ -39,7 +39,7 @@ def causal(path: str | Callable[[Any], Mask]) -> Field:
 
 def read_mask(c: Config) -> Mask:
     """Return the mask that `is_causal` selects."""
-    return Causal() if getattr(c, "is_causal", True) else Full()
+    return Causal() if vars(c).get("is_causal", True) else Full()
 
 
 def decoder_classes(name: str, vocab_size: int, span_prefix: str | None = None) -> dict[str, Class]:

@@ -67,8 +67,8 @@ class AdaptiveTokens(Tokens, sees="itself", called=("adaptive input", "factorize
     def check(self) -> None:
         super().check()
         check_clusters(self, self.vocab_size, self.cutoffs, self.widths)
-        if self.width is not None or self.padding_index is not None or self.unused_table:
-            raise ValueError("AdaptiveTokens uses `widths`; width, padding_index and unused_table must not be set")
+        if self.width is not None or self.padding_index is not None:
+            raise ValueError("AdaptiveTokens uses `widths`; width and padding_index must not be set")
 
 
 class AdaptiveTokensModule(Clusters, of=AdaptiveTokens):

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from anyformer.kernels.capture import extremes
+from anyformer.parts.embedding.padded_text import XLMText, XLMTextModule
 from anyformer.parts.embedding.text import TextEmbedding, TextEmbeddingModule
 from anyformer.runtime.inputs import Kind, check_shape
 from anyformer.specs.field_types import Count
@@ -31,7 +32,7 @@ class TaskText(TextEmbedding, sees="itself", called=("task embedding",)):
         return LabelledTextModule(self, site, "tasks", "task_type_ids", default=0)
 
 
-class LanguageText(TextEmbedding, sees="itself", called=("language embedding",)):
+class LanguageText(XLMText, sees="itself", called=("language embedding",)):
     """Text embedding plus a language vector per token [Lample and Conneau 2019]. `langs` is (B, T), or (B, 1) for one
     language per text; without it, no language vector is added."""
 
@@ -42,7 +43,7 @@ class LanguageText(TextEmbedding, sees="itself", called=("language embedding",))
     languages: Count = 2  # number of language vectors
 
     def build(self, site: Site) -> nn.Module:
-        return LabelledTextModule(self, site, "languages", "langs")
+        return LanguageTextModule(self, site, "languages", "langs")
 
 
 class LabelledTextModule(TextEmbeddingModule):
@@ -68,3 +69,7 @@ class LabelledTextModule(TextEmbeddingModule):
             bad = low if low < 0 else high
             size = table.num_embeddings
             raise ValueError(f"{self.name}: {bad} is not between 0 and {size - 1} ({self.field}={size})") from None
+
+
+class LanguageTextModule(LabelledTextModule, XLMTextModule):
+    pass

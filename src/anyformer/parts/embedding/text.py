@@ -16,12 +16,11 @@ from anyformer.kernels.capture import can_read_values, extremes
 from anyformer.kernels.value_checks import check_range
 from anyformer.parts.base import AbsolutePosition, Embedding, PartModule
 from anyformer.parts.computed import places
+from anyformer.parts.embedding.segment_ids import SegmentIds, TokenSegments
 from anyformer.parts.norm import Norm
 from anyformer.parts.position.absolute import add_position
-from anyformer.parts.position.dependency_tree import Tree
-from anyformer.parts.position.graph import Graph
 from anyformer.parts.position.numbering import ByPlace, Numbering, WithoutToken
-from anyformer.runtime.context import Context, TokenIds, at_places, leading_pads
+from anyformer.runtime.context import Context, at_places, input_extras, leading_pads
 from anyformer.runtime.inputs import boolean_mask, check_shape
 from anyformer.runtime.state import State
 from anyformer.runtime.stores import PerToken
@@ -49,7 +48,12 @@ class Tokens(Part, sees="itself", called=("word embedding", "WTE")):
     width: Count | None = None  # of the vectors, if they are projected to the model's width (ALBERT, OPT-350M)
     scale: float | None = None  # factor of the vectors (sqrt(D) in the original Transformer)
     padding_index: int | None = None  # this token's vector is initialised to zero and gets no gradient
-    unused_table: bool = False  # checkpoints contain a second, unused table (`shared` of an untied BART)
+
+    @classmethod
+    def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Earlier versions had a field for an unused table."""
+        unused = [data.pop(name, False) for name in ("unused_table", "spare")]
+        return {**data, "kind": "SpareTableTokens"} if any(unused) else data
 
     def build(self, site: Site) -> nn.Module:
         return TokensModule(self, self.width or site.width)
@@ -59,8 +63,6 @@ class TokensModule(nn.Embedding):
     def __init__(self, part: Tokens, width: int) -> None:
         super().__init__(part.vocab_size, width, padding_idx=part.padding_index)
         self.scale = part.scale
-        if part.unused_table:
-            self.spare = nn.Parameter(torch.empty(part.vocab_size, width), requires_grad=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         try:
@@ -97,26 +99,23 @@ class TextEmbedding(Embedding, sees="itself"):
 
     tokens: Tokens
     position: AbsolutePosition | None = None
-    segments: Natural = 0  # number of segment vectors (BERT's A and B)
-    token_segments: bool = False  # segment ids are rows of the token table (GPT-2)
+    segments: int | SegmentIds = 0  # number of segment vectors (BERT's A and B), or a different meaning of their ids
     norm: Norm | None = None
     dropout: Chance = 0.0
     project_bias: bool = True  # of the projection, if tokens.width is set
     order: tuple[Step, ...] = STEPS  # of the steps after the token table
     numbering: Numbering = ByPlace()  # how tokens are numbered for `position`
-    unseen: int | None = None  # without an attention_mask, this token id is hidden (FSMT's decoder padding)
     scale: float | None = None  # factor of the token vectors or inputs_embeds
-    zero_pads: bool = False  # set the vectors of padding to zero (DeBERTa)
-    ignores_segments: bool = False  # accept token_type_ids, but ignore them
 
     def check(self) -> None:
+        if isinstance(self.segments, int) and self.segments < 0:
+            raise ValueError(f"{type(self).__name__}.segments is {self.segments}; it must be at least 0")
         kind, numbering = type(self).__name__, type(self.numbering).__name__
         if sorted(self.order) != sorted(STEPS):
             raise ValueError(f"{kind}.order is {', '.join(self.order)}; it must contain {', '.join(STEPS)} once each")
-        if self.token_segments and self.tokens.width and self.order.index("project") < self.order.index("segments"):
-            raise ValueError(f"{kind}.order: with token_segments, 'segments' must come before 'project'")
-        if self.ignores_segments and (self.segments or self.token_segments):
-            raise ValueError(f"{kind}.ignores_segments cannot be used with segments or token_segments")
+        late = self.tokens.width and self.order.index("project") < self.order.index("segments")
+        if late and isinstance(self.segments, TokenSegments):
+            raise ValueError(f"{kind}.order: with TokenSegments, 'segments' must come before 'project'")
         for path, part in walk(self.position, "position"):
             if self.numbering.before and isinstance(part, AbsolutePosition) and not part.has_padding_row:
                 raise ValueError(f"{kind}.{path}: {numbering} needs a row for tokens it does not count; set offset=1")
@@ -125,13 +124,33 @@ class TextEmbedding(Embedding, sees="itself"):
         return farthest(super().reaches(), "past" if self.numbering.counts else None)
 
     @property
+    def num_segments(self) -> int:
+        """Number of segment vectors."""
+        return self.segments if isinstance(self.segments, int) else 0
+
+    @property
     def gives(self) -> tuple[str, ...]:
-        segments = ("segments",) if self.segments or self.token_segments else ()
+        used = self.segments.used if isinstance(self.segments, SegmentIds) else self.segments
+        segments = ("segments",) if used else ()
         return ("a row of tokens", "token ids", *segments)
 
     @property
     def padding_token(self) -> int | None:
         return self.numbering.token if isinstance(self.numbering, WithoutToken) else self.tokens.padding_index
+
+    @classmethod
+    def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Earlier versions had fields for other meanings of segments and for the kinds in padded_text.py."""
+        names = {"token_segments": "TokenSegments", "ignores_segments": "IgnoredSegments"}
+        for old, kind in {**names, "idle_segments": "IgnoredSegments"}.items():
+            if data.pop(old, False) and not data.get("segments"):
+                data["segments"] = {"kind": kind}
+        zeroes, hidden = data.pop("zero_pads", False), data.pop("unseen", None)
+        if hidden is not None:
+            data["hidden_token"] = hidden
+        if cls is TextEmbedding and (zeroes or hidden is not None):
+            data["kind"] = "HiddenTokenText" if not zeroes else "ZeroedPaddingText" if hidden is None else "XLMText"
+        return data
 
 
 class TextEmbeddingModule(PartModule, of=TextEmbedding):
@@ -144,7 +163,11 @@ class TextEmbeddingModule(PartModule, of=TextEmbedding):
         self.tokens = part.tokens.build(site.child("tokens"))
         self.position = part.position.build(site.child("position", width=at["position"])) if part.position else None
         self.segment_width = at["segments"]
-        self.segments = nn.Embedding(part.segments, self.segment_width) if part.segments else None
+        self.segments: nn.Module | None = None
+        if isinstance(part.segments, SegmentIds):
+            self.segments = part.segments.build(site.child("segments"))
+        elif part.segments:
+            self.segments = nn.Embedding(part.segments, self.segment_width)
         self.norm = part.norm.build(site.child("norm", width=at["norm"])) if part.norm else None
         project = part.tokens.width is not None
         self.project = nn.Linear(self.width, site.width, bias=part.project_bias) if project else None
@@ -164,9 +187,6 @@ class TextEmbeddingModule(PartModule, of=TextEmbedding):
             if ids.dim() != 2 or ids.shape[1] == 0:
                 raise ValueError(f"input_ids must be (batch, tokens) with at least one token, got {tuple(ids.shape)}")
             x = self.tokens(ids)
-            static = state is not None and state.capacity is not None
-            if self.part.unseen is not None and inputs.get("attention_mask") is None and not static:
-                inputs = {**inputs, "attention_mask": ids != self.part.unseen}
         if self.part.scale is not None:
             x = x * self.part.scale
         numbering, given_positions = self.part.numbering, inputs.get("position_ids")
@@ -187,30 +207,30 @@ class TextEmbeddingModule(PartModule, of=TextEmbedding):
                 x = F.dropout(x, self.part.dropout)
             elif step == "project" and self.project is not None:
                 x = self.project(x)
-        if self.part.zero_pads and ctx.tokens is not None:
-            x = x.masked_fill(~ctx.tokens[..., None], 0)
         return x, ctx
 
     def add_segments(self, x: Tensor, inputs: dict[str, Any]) -> Tensor:
         kinds = inputs.get("token_type_ids")
         check_shape("token_type_ids", kinds, tuple(x.shape[:2]), (1, x.shape[1]))
-        if self.segments is not None:
-            return x + (self.segments.weight[0] if kinds is None else self.segment_vectors(kinds))
-        if kinds is None or self.part.ignores_segments:
+        if isinstance(self.segments, nn.Embedding):
+            return x + (self.segments.weight[0] if kinds is None else self.segment_vectors(self.segments, kinds))
+        if kinds is None:
             return x
-        if not self.part.token_segments:
+        if self.segments is None:
             raise ValueError("token_type_ids: this model has no segments; omit token_type_ids")
-        vectors = self.tokens(kinds)
-        return x + (vectors if self.part.scale is None else vectors * self.part.scale)
+        return self.segments(x, kinds, self.token_vectors)
 
-    def segment_vectors(self, kinds: Tensor) -> Tensor:
-        assert self.segments is not None
+    def token_vectors(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids)
+        return x if self.part.scale is None else x * self.part.scale
+
+    def segment_vectors(self, table: nn.Embedding, kinds: Tensor) -> Tensor:
         try:
-            return self.segments(kinds)
+            return table(kinds)
         except IndexError:
             low, high = extremes(kinds)
             bad = low if low < 0 else high
-            size = self.part.segments
+            size = table.num_embeddings
             raise ValueError(f"token_type_ids: {bad} is not between 0 and {size - 1} (segments={size})") from None
 
 
@@ -241,14 +261,13 @@ def text_context(
     positions = inputs.get("position_ids")
     check_shape("document_ids", documents, (B, T))
     check_shape("position_ids", positions, (T,), (1, T), (B, T))
-    named = ((Tree, "tree_parents"), (Graph, "graph_edges"), (TokenIds, "input_ids"))
     ctx = Context(
         index=index,
         positions=index if index.dim() == 2 else index[None],
         is_token=is_token,
         documents=documents,
         state=state,
-        extras=tuple(kind(inputs[name]) for kind, name in named if inputs.get(name) is not None),
+        extras=input_extras(inputs),
     )
     number = None
     if counted is not None:

@@ -25,8 +25,8 @@ class AdaptiveHead(LMHead, sees="itself", called=("adaptive softmax",)):
 
     def check(self) -> None:
         check_clusters(self, self.vocab_size, self.cutoffs, self.widths)
-        if self.bias or self.offset or self.unused_bias:
-            raise ValueError("AdaptiveHead has no bias, offset or unused_bias")
+        if self.bias or self.unused_bias:
+            raise ValueError("AdaptiveHead has no bias or unused_bias")
 
 
 class OwnScores(LMHeadModule):
@@ -63,8 +63,8 @@ class MixtureHead(LMHead, sees="itself", called=("mixture of softmaxes", "MoS"))
     softmaxes: Count = 15  # C
 
     def check(self) -> None:
-        if self.offset or self.unused_bias:
-            raise ValueError("MixtureHead has no offset or unused_bias")
+        if self.unused_bias:
+            raise ValueError("MixtureHead has no unused_bias")
 
 
 class MixtureHeadModule(OwnScores, of=MixtureHead):

@@ -5,7 +5,6 @@ D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -13,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.loss import IGNORED, linear_cross_entropy
-from anyformer.parts.computed import ComputesTensors
 from anyformer.parts.feedforward.balance import Balance
 from anyformer.parts.fused_linear import effective_weight
 from anyformer.parts.head.base import Head, HeadModule, NamedTensors, Transform
@@ -28,37 +26,36 @@ class LMHead(Head, sees="itself", called=("language model head", "unembedding"))
     """Scores over the vocabulary."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels", "logits_to_keep")
+    own_vocabulary: ClassVar[bool] = False  # may differ from the input's vocabulary
 
     vocab_size: int
     bias: bool = False
     shift: bool = True  # token t predicts label t + 1; False: token t predicts label t
     transform: Transform | None = None
     scale: float | None = None  # factor of the hidden states before the scores (tied T5: 1 / sqrt(D))
-    offset: bool = False  # add a stored, untrained offset to the scores (BART's final_logits_bias)
     balance: Balance | None = None  # load-balancing losses of experts; added if output_router_logits is given
-    foreign: bool = False  # the output vocabulary differs from the input vocabulary (a MarianForCausalLM with two)
     unused_bias: bool = False  # checkpoints contain a second, unused bias (an untied BERT)
 
     def reaches(self) -> Sees | None:
         return farthest("itself", self.transform)
 
+    @classmethod
+    def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Earlier versions had fields for the kinds in language_kinds.py."""
+        kind = "OwnVocabulary" * data.pop("foreign", False) + "Offset" * data.pop("offset", False)
+        names = {"OwnVocabulary": "OwnVocabularyHead", "Offset": "OffsetLMHead", "": "LMHead"}
+        return {**data, "kind": names.get(kind, "OwnVocabularyOffsetHead")} if kind else data
 
-class LMHeadModule(HeadModule, ComputesTensors, of=LMHead):
-    offset: Tensor | None
 
+class LMHeadModule(HeadModule, of=LMHead):
     def __init__(self, part: LMHead, site: Site) -> None:
         super().__init__()
         self.part = part
         self.transform = part.transform.build(site.child("transform")) if part.transform else None
         width = (part.transform.width if part.transform else None) or site.width
         self.out: Any = self.output(width)
-        self.register_buffer("offset", torch.zeros(part.vocab_size) if part.offset else None)
         if part.unused_bias:
             self.idle = mark_unused(nn.ParameterDict({"bias": torch.zeros(part.vocab_size)}))
-
-    def computed_tensors(self) -> dict[str, Callable[[], Tensor]]:
-        """Tensors that a checkpoint may omit."""
-        return {"offset": lambda: torch.zeros(self.part.vocab_size)} if self.part.offset else {}
 
     def output(self, width: int) -> nn.Module:
         """Build the layer from vectors of this width to scores."""
@@ -67,8 +64,7 @@ class LMHeadModule(HeadModule, ComputesTensors, of=LMHead):
     def scores(self, x: Tensor) -> Tensor:
         if self.transform is not None:
             x = self.transform(x)
-        scores = self.logits(x if self.part.scale is None else x * self.part.scale)
-        return scores if self.offset is None else scores.add_(self.offset)  # in place, because scores are large
+        return self.logits(x if self.part.scale is None else x * self.part.scale)
 
     def logits(self, x: Tensor) -> Tensor:
         return self.out(x)
@@ -97,11 +93,11 @@ class LMHeadModule(HeadModule, ComputesTensors, of=LMHead):
 
     def cross_entropy(self, x: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         """Return the summed cross-entropy of vectors (..., D) over labels (...) that are not -100."""
-        out = self.out
-        weight, bias = effective_weight(out), out.bias
-        if self.offset is not None:
-            bias = self.offset if bias is None else bias + self.offset
-        return linear_cross_entropy(x, weight, labels, bias, smoothing=smoothing)
+        return linear_cross_entropy(x, effective_weight(self.out), labels, self.score_bias(), smoothing=smoothing)
+
+    def score_bias(self) -> Tensor | None:
+        """Return what is added to the scores (V,), or None."""
+        return self.out.bias
 
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         keep = inputs.get("logits_to_keep")
@@ -129,7 +125,7 @@ class LMHeadModule(HeadModule, ComputesTensors, of=LMHead):
 class VocabularyOutput(Head):
     """Scores over the vocabulary, returned as `last_hidden_state` and without a loss (FSMTModel)."""
 
-    foreign: ClassVar[bool] = False
+    own_vocabulary: ClassVar[bool] = False
 
     vocab_size: int
 

@@ -29,7 +29,8 @@ from anyformer.parts.position.bias import (
     DistanceBias,
     RelativeVectors,
 )
-from anyformer.runtime.context import Context
+from anyformer.parts.position.dependency_tree import Tree
+from anyformer.runtime.context import Context, InputExtra
 from anyformer.specs.field_types import Chance, Count, Natural, NonNegative, Positive
 from anyformer.specs.part import Site
 
@@ -346,7 +347,7 @@ class TreeDepth(AbsolutePosition, sees="all", called=("tree positions",)):
     """Applies a scheme to each token's depth in its dependency tree instead of its position, for example in
     `Summed(parts=(Sinusoidal(...), TreeDepth(...)))` [Wang et al. 2019]. The tree is the input `tree_parents`."""
 
-    reads_tree: ClassVar[bool] = True
+    extra_inputs: ClassVar[tuple[type[InputExtra], ...]] = (Tree,)
     requires: ClassVar[tuple[str, ...]] = ("a row of tokens",)
     numbered: ClassVar[bool] = False
 

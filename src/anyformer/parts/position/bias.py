@@ -13,15 +13,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from anyformer.parts.base import PartModule
+from anyformer.parts.base import PartModule, ReadsInputs
 from anyformer.parts.computed import Computed
 from anyformer.parts.position import dependency_tree
-from anyformer.runtime.context import Context, at_places
+from anyformer.parts.position.dependency_tree import Tree
+from anyformer.runtime.context import Context, InputExtra, at_places
 from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.part import Part, Sees, Site
 
 
-class AttentionPosition(Part):
+class AttentionPosition(ReadsInputs, Part):
     """A position scheme of the attention. `build` gets the head width K as `site.width`."""
 
     @property
@@ -158,8 +159,8 @@ class Distance(AttentionPosition):
         return ("a row of tokens",) if self.tree else ()
 
     @property
-    def reads_tree(self) -> bool:
-        return self.tree
+    def extra_inputs(self) -> tuple[type[InputExtra], ...]:
+        return (Tree,) if self.tree else ()
 
     def reaches(self) -> Sees | None:
         return "all" if self.tree else super().reaches()  # the tree depends on the whole text

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from anyformer.kernels.capture import can_read_values
-from anyformer.runtime.context import Context
+from anyformer.runtime.context import Context, InputExtra
 
 
 @dataclasses.dataclass(frozen=True)
-class Tree:
+class Tree(InputExtra, name="tree_parents"):
     """The dependency tree of each row."""
 
     parents: Tensor  # (B, T) row index of each token's head, -1 for roots

@@ -15,16 +15,20 @@ from torch import Tensor, nn
 
 from anyformer.parts.base import AbsolutePosition, InputPosition
 from anyformer.parts.position.bias import AttentionPositionModule, HeadwisePosition
-from anyformer.runtime.context import Context
+from anyformer.runtime.context import Context, InputExtra
 from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.part import Site
 
 
 @dataclasses.dataclass(frozen=True)
-class Graph:
+class Graph(InputExtra, name="graph_edges"):
     """The graph of each row."""
 
     edges: Tensor  # (B, T, T) kind of the edge from i to j, 0 for none
+
+    @staticmethod
+    def shape(length: int) -> tuple[int, ...]:
+        return length, length
 
 
 def edges_of(ctx: Context) -> Tensor:
@@ -68,7 +72,7 @@ class DegreeCentrality(AbsolutePosition, sees="all", called=("centrality encodin
     """Adds learned vectors for the number of edges that lead to a node and from it [Ying et al. 2021]. The graph is the
     input `graph_edges`."""
 
-    reads_graph: ClassVar[bool] = True
+    extra_inputs: ClassVar[tuple[type[InputExtra], ...]] = (Graph,)
     requires: ClassVar[tuple[str, ...]] = ("a row of tokens",)
     numbered: ClassVar[bool] = False
 
@@ -97,7 +101,7 @@ class ShortestPathBias(
     `edge_kinds`, also the mean, over the edges of that path, of a scalar per head, edge kind and index of the edge on
     the path [Ying et al. 2021]. The graph is the input `graph_edges`."""
 
-    reads_graph: ClassVar[bool] = True
+    extra_inputs: ClassVar[tuple[type[InputExtra], ...]] = (Graph,)
     requires: ClassVar[tuple[str, ...]] = ("a row of tokens",)
 
     reach: Count = 8  # longer paths count as no path

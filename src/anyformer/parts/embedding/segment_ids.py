@@ -1,0 +1,46 @@
+"""Meanings of `token_type_ids` in a text embedding without segment vectors.
+
+B batch, T tokens, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from anyformer.specs.part import Part, Site
+
+
+class SegmentIds(Part):
+    """What a text embedding does with `token_type_ids`. Its module maps x (B, T, D), the ids (B, T) and a function that
+    returns token vectors to x."""
+
+    used: ClassVar[bool] = True  # whether the ids change the result
+
+
+class TokenSegments(SegmentIds, sees="itself"):
+    """Segment ids are rows of the token table (GPT-2)."""
+
+    def build(self, site: Site) -> nn.Module:
+        return TokenSegmentsModule()
+
+
+class TokenSegmentsModule(nn.Module):
+    def forward(self, x: Tensor, ids: Tensor, vectors: Callable[[Tensor], Tensor]) -> Tensor:
+        return x + vectors(ids)
+
+
+class IgnoredSegments(SegmentIds, sees="itself"):
+    """Segment ids are accepted and ignored (DistilBERT)."""
+
+    used: ClassVar[bool] = False
+
+    def build(self, site: Site) -> nn.Module:
+        return IgnoredSegmentsModule()
+
+
+class IgnoredSegmentsModule(nn.Module):
+    def forward(self, x: Tensor, ids: Tensor, vectors: Callable[[Tensor], Tensor]) -> Tensor:
+        return x
