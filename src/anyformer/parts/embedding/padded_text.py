@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from anyformer.parts.embedding.text import TextEmbedding, TextEmbeddingModule
 from anyformer.runtime.context import Context, zero_padding
 from anyformer.runtime.state import State
-from anyformer.specs.part import Site
 
 
 class HiddenTokenText(TextEmbedding, sees="itself"):
@@ -20,11 +19,8 @@ class HiddenTokenText(TextEmbedding, sees="itself"):
 
     hidden_token: int | None = None
 
-    def build(self, site: Site) -> nn.Module:
-        return HiddenTokenModule(self, site)
 
-
-class HiddenTokenModule(TextEmbeddingModule):
+class HiddenTokenModule(TextEmbeddingModule, of=HiddenTokenText):
     part: HiddenTokenText
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
@@ -38,11 +34,8 @@ class HiddenTokenModule(TextEmbeddingModule):
 class ZeroedPaddingText(TextEmbedding, sees="itself"):
     """A text embedding that sets the vectors of padding to zero (DeBERTa)."""
 
-    def build(self, site: Site) -> nn.Module:
-        return ZeroedPaddingTextModule(self, site)
 
-
-class ZeroedPaddingTextModule(TextEmbeddingModule):
+class ZeroedPaddingTextModule(TextEmbeddingModule, of=ZeroedPaddingText):
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
         x, ctx = super().forward(inputs, state)
         return zero_padding(x, ctx), ctx
@@ -52,9 +45,6 @@ class XLMText(HiddenTokenText, ZeroedPaddingText, sees="itself"):
     """A text embedding that hides one token id if there is no attention_mask, and sets the vectors of padding to zero
     (XLM)."""
 
-    def build(self, site: Site) -> nn.Module:
-        return XLMTextModule(self, site)
 
-
-class XLMTextModule(HiddenTokenModule, ZeroedPaddingTextModule):
+class XLMTextModule(HiddenTokenModule, ZeroedPaddingTextModule, of=XLMText):
     pass

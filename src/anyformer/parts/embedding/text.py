@@ -25,7 +25,7 @@ from anyformer.runtime.inputs import boolean_mask, check_shape
 from anyformer.runtime.state import State
 from anyformer.runtime.stores import PerToken
 from anyformer.runtime.visibility import first_of_document
-from anyformer.specs.field_types import Chance, Count, Natural
+from anyformer.specs.field_types import Chance, Count
 from anyformer.specs.part import Part, Sees, Site, farthest, walk
 
 # requirement of a Part -> an embedding that provides it

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from anyformer.parts.computed import ComputesTensors
 from anyformer.parts.head.language import LMHead, LMHeadModule
@@ -16,11 +16,8 @@ from anyformer.specs.part import Site
 class OffsetLMHead(LMHead, sees="itself"):
     """Scores over the vocabulary plus a stored, untrained offset (BART's final_logits_bias)."""
 
-    def build(self, site: Site) -> nn.Module:
-        return OffsetLMHeadModule(self, site)
 
-
-class OffsetLMHeadModule(LMHeadModule, ComputesTensors):
+class OffsetLMHeadModule(LMHeadModule, ComputesTensors, of=OffsetLMHead):
     offset: Tensor
 
     def __init__(self, part: LMHead, site: Site) -> None:
