@@ -24,8 +24,8 @@ class CappedHead(LMHead, sees="itself", called=("final logit softcapping",)):
     bound: Positive = 30.0
 
     def check(self) -> None:
-        if self.offset or self.unused_bias:
-            raise ValueError("CappedHead has no offset or unused_bias")
+        if self.unused_bias:
+            raise ValueError("CappedHead has no unused_bias")
 
 
 class CappedHeadModule(LMHeadModule, of=CappedHead):
