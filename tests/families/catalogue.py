@@ -36,7 +36,7 @@ from anyformer.parts.grid.pooled_attention import PooledAttention
 from anyformer.parts.head import contrastive, double, likely_spans, replaced_tokens, similarity, xvector
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.parts.head.ctc import CTCHead
-from anyformer.parts.head.image import DistilledHead, PixelHead
+from anyformer.parts.head.image import PixelHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pretraining import NextSentenceHead, PretrainingHead
 from anyformer.parts.head.span import SpanHead
@@ -288,13 +288,6 @@ def time_axis(spec: Any) -> int:
     return 1 if frames or "time steps" in spec.embedding.gives else -1
 
 
-def belonging(spec: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Remove pictures that are not in this text: a part of a text gets only its own pictures."""
-    towers = getattr(spec, "input_towers", {}).values()
-    absent = {tower.model.embedding.inputs[0] for tower in towers if not (inputs["input_ids"] == tower.token).any()}
-    return {name: value for name, value in inputs.items() if name not in absent}
-
-
 def mask_for(spec: Any, inputs: dict[str, Any]) -> Tensor | None:
     """Return ones for all tokens, samples, frames or patches; None if the model takes no mask for them."""
     read = spec.embedding
@@ -371,28 +364,6 @@ def make_labels(spec: Any, batch: int, inputs: dict[str, Any], generator: torch.
             count = math.prod(-(-side // step) for side, step in zip(sides, patch, strict=True))
             return {"bool_masked_pos": below(2, batch, count).bool()}
     return {}
-
-
-PER_ROW = {
-    "pooler_output", "seq_relationship_logits", "sop_logits", "mc_logits", "cls_logits", "distillation_logits",
-    "embeddings", "text_embeds", "image_embeds",
-}  # fmt: skip
-
-
-def results(spec: Any, out: Any) -> dict[str, tuple[Tensor, bool]]:
-    """Return name -> (tensor, whether its second dimension is time) of all outputs, without attention maps and caches,
-    and without outputs that depend on the other rows of a batch."""
-    kinds = (
-        ClassifyHead, NextSentenceHead, MultipleChoiceHead, DistilledHead,
-        xvector.XVectorHead,
-    )  # fmt: skip
-    found = {}
-    for name, value in out.items():
-        shared = name.startswith(("encoder_", "logits_per_", "image_hidden_"))
-        if isinstance(value, Tensor) and value.dim() > 1 and value.is_floating_point() and not shared:
-            per_row = name in PER_ROW or (name == "logits" and isinstance(spec.head, kinds))
-            found[name] = (value, not per_row and value.dim() > 1)
-    return found
 
 
 def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
