@@ -29,6 +29,8 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
+from anyformer.evaluate import invariants
+from anyformer.evaluate.invariants import EXACT, TOLERANCE, DoesNotApply
 from anyformer.models import Model
 from anyformer.parts.base import Embedding
 from anyformer.parts.embedding import subsampling, vectors
@@ -373,6 +375,49 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
     worst = float((a - b).abs().max()) if b.numel() else 0.0
     assert a.shape == b.shape, f"{tuple(a.shape)} is not {tuple(b.shape)}"
     assert worst <= tolerance * scale, f"off by {worst:.2e} on values up to {scale:.2f}"
+
+
+def holds(
+    invariant: Callable[..., float], model: Any, inputs: Any, tolerance: float = TOLERANCE, **options: Any
+) -> None:
+    """Fail if an invariant does not hold; skip the test if it does not apply."""
+    import pytest
+
+    try:
+        failure = invariants.failure(invariant, model, inputs, tolerance, **options)
+    except DoesNotApply as error:
+        pytest.skip(str(error))
+    assert failure is None, f"{invariant.__name__}: {failure}"
+
+
+def all_hold(
+    model: Any, inputs: dict[str, Any], labels: dict[str, Any], cuts: Collection[int] | None = None
+) -> set[str]:
+    """Check every invariant of a family without a published class. Return the names of those that apply."""
+    found = set()
+    for invariant, more, tolerance, options in (
+        (invariants.causality, {}, EXACT, {"cuts": cuts, "must_show": True}), (invariants.rows, {}, TOLERANCE, {}),
+        (invariants.padding, {}, TOLERANCE, {}), (invariants.packing, {}, TOLERANCE, {"gradients": True}),
+        (invariants.cached_decoding, {}, TOLERANCE, {}), (invariants.padded_prompts, {}, TOLERANCE, {}),
+        (invariants.kernels_agree, {}, TOLERANCE, {}), (invariants.gradients, labels, EXACT, {}),
+    ):  # fmt: skip
+        if invariant is invariants.causality and not model.spec.writes:
+            continue
+        try:
+            failure = invariants.failure(invariant, model, {**inputs, **more}, tolerance, **options)
+        except DoesNotApply:
+            continue
+        assert failure is None, f"{invariant.__name__}: {failure}"
+        found.add(invariant.__name__)
+    for dtype, tolerance in ((torch.bfloat16, 4e-2), (torch.float16, 5e-3)):
+        holds(invariants.kernels_agree, copy.deepcopy(model).to(dtype), inputs, tolerance)
+    return found
+
+
+DECODER = {
+    "causality", "rows", "padding", "packing", "cached_decoding", "padded_prompts", "kernels_agree", "gradients",
+}  # fmt: skip
+ENCODER = {"rows", "padding", "kernels_agree", "gradients"}
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from catalogue import (
     close,
     coarse_graph,
     family,
+    holds,
     is_causal,
     is_encoder_decoder,
     is_text,
@@ -40,8 +41,6 @@ from anyformer.evaluate.invariants import (
     PADS,
     SIDES,
     TOKEN_INPUTS,
-    TOLERANCE,
-    DoesNotApply,
     outputs,
     pad,
     results,
@@ -51,17 +50,6 @@ from anyformer.parts.head.ctc import CTCHead
 from anyformer.parts.head.language import LMHead
 from anyformer.runtime.mask import Window
 from small import filled_with_nan
-
-
-def holds(
-    invariant: Callable[..., float], model: Any, inputs: Any, tolerance: float = TOLERANCE, **options: Any
-) -> None:
-    """Fail if an invariant does not hold; skip if it does not apply."""
-    try:
-        failure = invariants.failure(invariant, model, inputs, tolerance, **options)
-    except DoesNotApply as error:
-        pytest.skip(str(error))
-    assert failure is None, failure
 
 
 def side(spec: Any) -> str:
@@ -211,6 +199,17 @@ def test_n8_seeds_recomputation_and_gradients(case: Case) -> None:
     )  # fmt: skip
 
 
+@over_catalogue("", structure)
+def test_counted_is_built(case: Case) -> None:
+    holds(invariants.counting, shared(case), {})
+
+
+@over_catalogue("", shape)
+def test_l5_saved_is_loaded(case: Case, tmp_path: Path) -> None:
+    """Our format; for Hugging Face's, and with every structure, see test_loading.py."""
+    holds(invariants.saving, shared(case), make_inputs(case), folder=tmp_path)
+
+
 @over_catalogue("G1", structure)
 def test_g1_cached_decoding_equals_no_cache(case: Case) -> None:
     assert shared(case).remembers or not is_causal(spec_of(case))
@@ -239,7 +238,16 @@ def writes(spec: Any) -> bool:
     return is_causal(spec) and isinstance(spec.head, LMHead)
 
 
-@over_catalogue("N9", coarse_graph)
+def only_forward(case: Case) -> frozenset[Any]:
+    """Return the kind of model, and the kinds of stack that no compiled step shows (G5 in test_generation.py)."""
+    return (coarse_graph(case) - SHOWN_BY_STEPS) | {type(spec_of(case))}
+
+
+WRITERS = [case for case in COMPILED if writes(spec_of(case))]
+SHOWN_BY_STEPS = frozenset().union(*map(coarse_graph, WRITERS))
+
+
+@over_catalogue("N9", only_forward)
 def test_n9_compiled_equals_eager(case: Case) -> None:
     compiled_equals_eager(case, shallow(case), "aot_eager")
 

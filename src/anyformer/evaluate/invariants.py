@@ -326,8 +326,8 @@ def cached_decoding(model: Any, inputs: Mapping[str, Any], cuts: Sequence[int] |
     and with a static state."""
     along, rest = _split_along_time(model, inputs)
     rows, T = next(iter(along.values())).shape[:2]
-    last = T - T // 4
-    cuts = (0, *range(T // 3, last + 1), T) if cuts is None else cuts
+    singles = range(T // 3, min(T - T // 4, T // 3 + 12) + 1)
+    cuts = (0, *singles, T) if cuts is None else cuts
     full, worst = outputs(model, inputs, use_cache=False), 0.0
     for state in (model.new_state(), model.new_state(rows, capacity=3 * T + 3)):  # an episode has 3 tokens per step
         for start, end in itertools.pairwise(cuts):
