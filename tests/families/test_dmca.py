@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from catalogue import DECODER, all_hold, close
+from catalogue import DECODER, all_hold, close, holds_in_half_precision
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -107,8 +107,9 @@ def test_blocks_are_a_mask() -> None:
 
 @over_kinds
 def test_invariants(kind: dict[str, Any]) -> None:
-    ids = text()
-    assert all_hold(model(**kind), {"input_ids": ids}, {"labels": ids}, cuts=(1, 9, 14, 22)) == DECODER
+    made, ids = model(**kind), text()
+    assert all_hold(made, {"input_ids": ids}, {"labels": ids}, cuts=(1, 9, 14, 22)) == DECODER
+    holds_in_half_precision(made, {"input_ids": ids})
 
 
 @over_kinds

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from catalogue import DECODER, ENCODER, all_hold, close
+from catalogue import DECODER, ENCODER, all_hold, close, holds_in_half_precision
 from test_longformer import Largest
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -150,6 +150,7 @@ def test_invariants(features: Features) -> None:
     assert (
         all_hold(decoder(features), {"input_ids": ids}, {"labels": ids}, (9, CHUNK - 1, CHUNK, CHUNK + 70)) == DECODER
     )
+    holds_in_half_precision(decoder(features), {"input_ids": ids})
     ids = text(40)
     assert all_hold(encoder(features), {"input_ids": ids}, {"labels": ids}) == {*ENCODER, "packing"}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from catalogue import ENCODER, all_hold, close
+from catalogue import ENCODER, all_hold, close, holds_in_half_precision
 from test_longformer import Largest
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -91,6 +91,7 @@ def test_what_sharing_saves() -> None:
 def test_invariants(sharing: str) -> None:
     mine, ids = model(sharing), text()
     assert all_hold(mine, {"input_ids": ids}, {"labels": ids}) == ENCODER
+    holds_in_half_precision(model(sharing, initializer_range=0.1), {"input_ids": ids})
     mask = torch.ones_like(ids)
     mask[0] = 0  # a row that sees nothing
     mine(input_ids=ids, attention_mask=mask, labels=ids).loss.backward()

@@ -241,7 +241,7 @@ def check_causality(subject: Subject) -> str:
         raise DoesNotApply(f'{kind} does not say what a token sees: class {kind}(..., sees="past"), "itself" or "all"')
     if sees == "all" or not spec.writes:
         raise DoesNotApply("a token may see all others" if sees == "all" else "the model does not write")
-    options = {"cuts": range(1, T), "runs": RUNS}
+    options: dict[str, Any] = {"cuts": range(1, T), "runs": RUNS}
     result = subject.compare(invariants.causality, **options)
     if sees == "past" or subject.address.startswith(f"{MIXER}."):
         return f"no later token is seen: {result}"
