@@ -29,6 +29,8 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
+from anyformer.evaluate import invariants
+from anyformer.evaluate.invariants import EXACT, TOLERANCE, DoesNotApply
 from anyformer.models import Model
 from anyformer.parts.base import Embedding
 from anyformer.parts.embedding import subsampling, vectors
@@ -36,7 +38,7 @@ from anyformer.parts.grid.pooled_attention import PooledAttention
 from anyformer.parts.head import contrastive, double, likely_spans, replaced_tokens, similarity, xvector
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.parts.head.ctc import CTCHead
-from anyformer.parts.head.image import DistilledHead, PixelHead
+from anyformer.parts.head.image import PixelHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pretraining import NextSentenceHead, PretrainingHead
 from anyformer.parts.head.span import SpanHead
@@ -288,13 +290,6 @@ def time_axis(spec: Any) -> int:
     return 1 if frames or "time steps" in spec.embedding.gives else -1
 
 
-def belonging(spec: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Remove pictures that are not in this text: a part of a text gets only its own pictures."""
-    towers = getattr(spec, "input_towers", {}).values()
-    absent = {tower.model.embedding.inputs[0] for tower in towers if not (inputs["input_ids"] == tower.token).any()}
-    return {name: value for name, value in inputs.items() if name not in absent}
-
-
 def mask_for(spec: Any, inputs: dict[str, Any]) -> Tensor | None:
     """Return ones for all tokens, samples, frames or patches; None if the model takes no mask for them."""
     read = spec.embedding
@@ -374,28 +369,6 @@ def make_labels(spec: Any, batch: int, inputs: dict[str, Any], generator: torch.
     return {}
 
 
-PER_ROW = {
-    "pooler_output", "seq_relationship_logits", "sop_logits", "mc_logits", "cls_logits", "distillation_logits",
-    "embeddings", "text_embeds", "image_embeds",
-}  # fmt: skip
-
-
-def results(spec: Any, out: Any) -> dict[str, tuple[Tensor, bool]]:
-    """Return name -> (tensor, whether its second dimension is time) of all outputs, without attention maps and caches,
-    and without outputs that depend on the other rows of a batch."""
-    kinds = (
-        ClassifyHead, NextSentenceHead, MultipleChoiceHead, DistilledHead,
-        xvector.XVectorHead,
-    )  # fmt: skip
-    found = {}
-    for name, value in out.items():
-        shared = name.startswith(("encoder_", "logits_per_", "image_hidden_"))
-        if isinstance(value, Tensor) and value.dim() > 1 and value.is_floating_point() and not shared:
-            per_row = name in PER_ROW or (name == "logits" and isinstance(spec.head, kinds))
-            found[name] = (value, not per_row and value.dim() > 1)
-    return found
-
-
 def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
     """Assert equality to `tolerance` on outputs of order 1, relative to the largest value if that is above 1."""
     a, b = a.detach(), b.detach()
@@ -403,6 +376,52 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
     worst = float((a - b).abs().max()) if b.numel() else 0.0
     assert a.shape == b.shape, f"{tuple(a.shape)} is not {tuple(b.shape)}"
     assert worst <= tolerance * scale, f"off by {worst:.2e} on values up to {scale:.2f}"
+
+
+def holds(
+    invariant: Callable[..., float], model: Any, inputs: Any, tolerance: float = TOLERANCE, **options: Any
+) -> None:
+    """Fail if an invariant does not hold; skip the test if it does not apply."""
+    import pytest
+
+    try:
+        failure = invariants.failure(invariant, model, inputs, tolerance, **options)
+    except DoesNotApply as error:
+        pytest.skip(str(error))
+    assert failure is None, f"{invariant.__name__}: {failure}"
+
+
+def all_hold(
+    model: Any, inputs: dict[str, Any], labels: dict[str, Any], cuts: Collection[int] | None = None
+) -> set[str]:
+    """Check every invariant of a family without a published class. Return the names of those that apply."""
+    found = set()
+    for invariant, more, tolerance, options in (
+        (invariants.causality, {}, EXACT, {"cuts": cuts, "must_show": True}), (invariants.rows, {}, TOLERANCE, {}),
+        (invariants.padding, {}, TOLERANCE, {}), (invariants.packing, {}, TOLERANCE, {"gradients": True}),
+        (invariants.cached_decoding, {}, TOLERANCE, {}), (invariants.padded_prompts, {}, TOLERANCE, {}),
+        (invariants.kernels_agree, {}, TOLERANCE, {}), (invariants.gradients, labels, EXACT, {}),
+    ):  # fmt: skip
+        if invariant is invariants.causality and not model.spec.writes:
+            continue
+        try:
+            failure = invariants.failure(invariant, model, {**inputs, **more}, tolerance, **options)
+        except DoesNotApply:
+            continue
+        assert failure is None, f"{invariant.__name__}: {failure}"
+        found.add(invariant.__name__)
+    return found
+
+
+def holds_in_half_precision(model: Any, inputs: dict[str, Any]) -> None:
+    for dtype, tolerance in ((torch.bfloat16, 4e-2), (torch.float16, 5e-3)):
+        holds(invariants.kernels_agree, copy.deepcopy(model).to(dtype), inputs, tolerance)
+
+
+DECODER = {
+    "causality", "rows", "padding", "packing", "cached_decoding", "padded_prompts", "kernels_agree", "gradients",
+}  # fmt: skip
+ENCODER = {"rows", "padding", "kernels_agree", "gradients"}
 
 
 @contextlib.contextmanager

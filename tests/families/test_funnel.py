@@ -6,12 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases.funnel import CASES, SMALL
-from catalogue import Case, close, folder, make_inputs, ours, over, published, results, settings, shared
+from catalogue import Case, close, folder, make_inputs, ours, over, published, settings, shared
 from safetensors.torch import load_file
 from test_loading import compare
 
 import anyformer as af
 from anyformer import families
+from anyformer.evaluate.invariants import results
 from anyformer.parts.halve import Halve
 
 BY_ID = {case.id: case for case in CASES}

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from catalogue import close
+from catalogue import ENCODER, all_hold, close, holds_in_half_precision
 from test_longformer import Largest
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import anyformer as af
 from anyformer import families
-from anyformer.transforms.recompute import recompute
 from small import compiled_equals_eager
 
 SMALL = {
@@ -89,52 +88,17 @@ def test_what_sharing_saves() -> None:
 
 
 @over_sharing
-@pytest.mark.parametrize("where", ["left", "right"])
-def test_padding_changes_nothing(sharing: str, where: str) -> None:
+def test_invariants(sharing: str) -> None:
     mine, ids = model(sharing), text()
-    widths = (32, 0) if where == "left" else (0, 32)
-    padded = {"input_ids": F.pad(ids, widths, value=1), "attention_mask": F.pad(torch.ones_like(ids), widths)}
-    cut = slice(32, None) if where == "left" else slice(0, 17)
-    with torch.no_grad():
-        plain = mine(input_ids=ids).logits
-        for mine.kernel in ("eager", "sdpa"):
-            close(mine(**padded).logits[:, cut], plain)
-        assert not torch.allclose(mine(input_ids=padded["input_ids"]).logits[:, cut], plain, atol=1e-3)
-
-
-@over_sharing
-def test_rows_gradients_and_recomputation(sharing: str) -> None:
-    mine, ids = model(sharing), text()
+    assert all_hold(mine, {"input_ids": ids}, {"labels": ids}) == ENCODER
+    holds_in_half_precision(model(sharing, initializer_range=0.1), {"input_ids": ids})
     mask = torch.ones_like(ids)
     mask[0] = 0  # a row that sees nothing
-    labels = text(17) % 99
-    grads = []
-    for each in (mine, recompute(model(sharing))):
-        loss = each(input_ids=ids, attention_mask=mask, labels=labels).loss
-        loss.backward()
-        assert loss.isfinite()
-        grads.append({name: p.grad for name, p in each.named_parameters()})
-    for name, grad in grads[0].items():
-        assert grad is not None and grad.isfinite().all(), name
-        close(grads[1][name], grad, 1e-6)
-    mine = model(sharing)
+    mine(input_ids=ids, attention_mask=mask, labels=ids).loss.backward()
+    assert all(p.grad.isfinite().all() for p in mine.parameters())
+    padded = F.pad(ids, (0, 32), value=1)  # without a mask, padding is text
     with torch.no_grad():
-        whole = mine(input_ids=ids).logits
-        close(torch.cat([mine(input_ids=row[None]).logits for row in ids]), whole)
-    assert torch.equal(model(sharing).state_dict()["encoder.layers.1.attention.op.q.weight"],
-                       mine.state_dict()["encoder.layers.1.attention.op.q.weight"])  # fmt: skip
-
-
-@over_sharing
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision(sharing: str, dtype: torch.dtype) -> None:
-    half, ids = model(sharing, initializer_range=0.1).to(dtype), text()
-    with torch.no_grad():
-        found = {}
-        for half.kernel in ("eager", "sdpa"):
-            found[half.kernel] = half(input_ids=ids).logits.float()
-            assert found[half.kernel].isfinite().all()
-        close(found["eager"], found["sdpa"], 4e-2)
+        assert not torch.allclose(mine(input_ids=padded).logits[:, :17], mine(input_ids=ids).logits, atol=1e-3)
 
 
 @pytest.mark.slow

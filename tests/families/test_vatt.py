@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from catalogue import close, randomise
+from catalogue import close, holds, randomise
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import anyformer as af
 from anyformer import families
+from anyformer.evaluate import invariants
+from anyformer.evaluate.invariants import EXACT
 from anyformer.parts.embedding.drop_token import drop_tokens
 from anyformer.parts.head.similarity import nearest_of_several
 from anyformer.runtime.context import Context
-from anyformer.transforms.recompute import recompute
 
 SMALL = {
     "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 40, "vocab_size": 60,
@@ -145,14 +146,7 @@ def test_n3_n4_neither_pads_nor_other_rows_change_a_clip(where: str) -> None:
 
 
 def test_n8_gradients_and_recomputation() -> None:
-    grads = []
-    for made in (model().train(), recompute(model()).train()):
-        torch.manual_seed(0)
-        made(**clips(), return_loss=True).loss.backward()
-        assert not [name for name, p in made.named_parameters() if p.grad is None]
-        grads.append([p.grad for p in made.parameters()])
-    for a, b in zip(*grads, strict=True):
-        close(a, b, 1e-6)
+    holds(invariants.gradients, model(), {**clips(), "return_loss": True}, EXACT)
 
 
 @pytest.mark.slow

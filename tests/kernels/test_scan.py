@@ -134,9 +134,9 @@ def test_twenty_times_faster_than_the_published_loop() -> None:
 def test_is_an_operator_for_compilers() -> None:
     for train in (False, True):
         inputs = [t.detach().requires_grad_(train) for t in make(2, 20, 6, 4)]
-        turned = [transposed(t) for t in inputs[:2]]  # the memory layout of a convolution's output
-        for given in (inputs, [*turned, *inputs[2:]]):
-            torch.library.opcheck(torch.ops.anyformer.selective_scan.default, (*given, torch.ones(2, 20), train))
+        if train:  # the memory layout of a convolution's output
+            inputs[:2] = [transposed(t) for t in inputs[:2]]
+        torch.library.opcheck(torch.ops.anyformer.selective_scan.default, (*inputs, torch.ones(2, 20), train))
 
 
 def transposed(x: torch.Tensor) -> torch.Tensor:

@@ -11,10 +11,8 @@ B batch, T tokens, D width, V vocabulary.
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import functools
-import itertools
 import tempfile
 from collections.abc import Callable
 from typing import Any, Literal
@@ -22,29 +20,28 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from anyformer.checkpoint import load, save
 from anyformer.counting import count
+from anyformer.evaluate import invariants
+from anyformer.evaluate.invariants import EXACT, TOLERANCE, DoesNotApply, Failed
 from anyformer.models import DecoderModel, EncoderModel, Model, TransformerModule
 from anyformer.models.construct import build
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.language import LMHead
-from anyformer.parts.init import Normal, computed_tensors, is_within
+from anyformer.parts.init import Normal, is_within
 from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
-from anyformer.specs.codec import decode, encode, override
+from anyformer.specs.codec import override
 from anyformer.specs.part import Part, fits, slot_types, walk
 from anyformer.specs.part_errors import error_origin
 from anyformer.specs.slots import slots_of
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
-from anyformer.transforms.recompute import recompute
 
 T, V, PADS = 12, 40, 4
-TOLERANCE = 1e-5  # largest difference of outputs, relative to the largest output if it is above 1
 MIXER = "decoder.layers.attention.op"
 
 Result = Literal["passed", "failed", "does not apply"]
@@ -92,14 +89,6 @@ class CheckReport:
         widths = [max(len(row[i]) for row in self.rows()) for i in range(2)]
         lines = [f"  {name:{widths[0]}}  {result:{widths[1]}}  {reason}" for name, result, reason in self.rows()]
         return "\n".join((self.title, *(line.rstrip() for line in lines)))
-
-
-class DoesNotApply(Exception):
-    """Raised, with the reason, by a check that does not apply to this Part."""
-
-
-class Failed(Exception):
-    """Raised by a check that fails, with what is wrong."""
 
 
 def check(part: Part | type[Part]) -> CheckReport:
@@ -209,22 +198,22 @@ class Subject:
     def vocab_size(self) -> int:
         return dict(self.spec.items())["embedding"].tokens.vocab_size
 
-    def ids(self, batch: int = 2, length: int = T, seed: int = 0) -> Tensor:
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randint(1, self.vocab_size, (batch, length), generator=generator)
+    def inputs(self, batch: int = 2, length: int = T) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        return {"input_ids": torch.randint(1, self.vocab_size, (batch, length), generator=generator)}
 
-    def compare(self, difference: Callable[[TransformerModule], float], model: TransformerModule | None = None) -> str:
-        """Raise Failed if two ways to compute the same result differ by more than the tolerance. If they differ in
+    def compare(self, invariant: Callable[..., float], model: Any = None, batch: int = 2, **options: Any) -> str:
+        """Raise Failed if two ways to compute the same outputs differ by more than the tolerance. If they differ in
         fp32, they are compared in double precision, so that rounding does not count."""
         model = self.model if model is None else model
-        gap = difference(model)
-        if not gap <= TOLERANCE:
-            doubled = copy.deepcopy(model).double()
+        tolerance = EXACT if invariant in (invariants.causality, invariants.gradients) else TOLERANCE
+        difference = invariant(model, self.inputs(batch), **options)
+        if not difference <= tolerance:
             with contextlib.suppress(RuntimeError):  # a kernel may lack double precision
-                gap = difference(doubled)
-        if not gap <= TOLERANCE:
-            raise Failed(f"off by {gap:.1e}, at most {TOLERANCE:.0e} is allowed")
-        return f"off by {gap:.1e}"
+                difference = invariant(invariants.in_double(model), self.inputs(batch), **options)
+        if not difference <= tolerance:
+            raise Failed(f"off by {difference:.1e}, at most {tolerance:.0e} is allowed")
+        return f"off by {difference:.1e}"
 
 
 def random_model(spec: Model, seed: int = 0) -> TransformerModule:
@@ -237,37 +226,9 @@ def random_model(spec: Model, seed: int = 0) -> TransformerModule:
     return model.eval()
 
 
-@torch.no_grad()
-def outputs(model: TransformerModule, ids: Tensor, **inputs: Any) -> dict[str, Tensor]:
-    """Return the floating-point outputs by name. Random numbers are the same in every call."""
-    if isinstance(model.spec, DecoderModel):
-        inputs = {"use_cache": False, **inputs}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        out = model(input_ids=ids, **inputs)
-    return {name: value for name, value in out.items() if isinstance(value, Tensor) and value.is_floating_point()}
-
-
-def per_token(model: TransformerModule, ids: Tensor, **inputs: Any) -> Tensor:
-    """Return the model's output (B, T, ...) per token."""
-    states = [value for value in outputs(model, ids, **inputs).values() if value.shape[:2] == ids.shape]
-    if not states:
-        raise DoesNotApply("the model has no output per token")
-    return states[0]
-
-
-def gap(a: Tensor, b: Tensor) -> float:
-    """Return the largest difference, relative to the largest value of `b` if it is above 1."""
-    if a.shape != b.shape:
-        raise Failed(f"the shape is {tuple(a.shape)} and not {tuple(b.shape)}")
-    if not b.numel():
-        return 0.0
-    if not bool(a.isfinite().all() & b.isfinite().all()):
-        raise Failed("values are not finite")
-    return float((a - b).abs().max()) / max(1.0, float(b.abs().max()))
-
-
 # -- the checks --------------------------------------------------------------------------------------------------------
+
+RUNS = (("auto", True), ("eager", False))  # (kernel, whether in training mode)
 
 
 def check_causality(subject: Subject) -> str:
@@ -280,204 +241,82 @@ def check_causality(subject: Subject) -> str:
         raise DoesNotApply(f'{kind} does not say what a token sees: class {kind}(..., sees="past"), "itself" or "all"')
     if sees == "all" or not spec.writes:
         raise DoesNotApply("a token may see all others" if sees == "all" else "the model does not write")
-    result = subject.compare(future_difference)
+    options: dict[str, Any] = {"cuts": range(1, T), "runs": RUNS}
+    result = subject.compare(invariants.causality, **options)
     if sees == "past" or subject.address.startswith(f"{MIXER}."):
         return f"no later token is seen: {result}"
     isolated = spec if subject.address == MIXER else override(spec, {MIXER: MLP(width=24)})
-    result = subject.compare(functools.partial(future_difference, past_too=True), random_model(isolated))
+    result = subject.compare(invariants.causality, random_model(isolated), both_ways=True, **options)
     return f"no other token is seen: {result}"
-
-
-def future_difference(model: TransformerModule, past_too: bool = False) -> float:
-    """Return how much a change of later tokens changes the outputs before them, in training and in eval mode; with
-    `past_too`, also how much a change of earlier tokens changes the outputs after them."""
-    ids, worst = Subject(model.spec, model.spec, "").ids(), 0.0
-    size, training, kernel = model.spec.embedding.tokens.vocab_size, model.training, model.kernel
-    others = ids % (size - 1) + 1  # every token differs
-    for mode, model.kernel in ((True, "auto"), (False, "eager")):
-        model.train(mode)
-        plain = per_token(model, ids)
-        for at in range(1, T):
-            later = per_token(model, torch.cat((ids[:, :at], others[:, at:]), dim=1))
-            worst = max(worst, gap(later[:, :at], plain[:, :at]))
-            if past_too:
-                earlier = per_token(model, torch.cat((others[:, :at], ids[:, at:]), dim=1))
-                worst = max(worst, gap(earlier[:, at:], plain[:, at:]))
-    model.train(training)
-    model.kernel = kernel
-    return worst
 
 
 def check_padding(subject: Subject) -> str:
     """Check that padding on either side does not change the outputs of real tokens."""
-
-    def difference(model: TransformerModule) -> float:
-        ids, worst = subject.ids(), 0.0
-        plain, pads, real = per_token(model, ids), torch.full((2, PADS), 7), torch.ones_like(ids)
-        for side in (1, -1):
-            row, mask = (torch.cat(pair[::side], dim=1) for pair in ((pads, ids), (torch.zeros_like(pads), real)))
-            padded = per_token(model, row, attention_mask=mask)
-            worst = max(worst, gap(padded[:, PADS:] if side == 1 else padded[:, :T], plain))
-        return worst
-
-    return subject.compare(difference)
+    return subject.compare(invariants.padding, pads=PADS, kernels=("auto",))
 
 
 def check_packing(subject: Subject) -> str:
     """Check that packed documents give the same outputs as separate ones, or are refused."""
-    if "document_ids" not in subject.model.inputs:
-        raise DoesNotApply("the model takes no packed documents")
-    try:
-        return subject.compare(packing_difference)
-    except ValueError as error:
-        if "document" in str(error) or "packed" in str(error):
-            raise DoesNotApply(f"packed documents are refused: {error}") from None
-        raise
-
-
-def packing_difference(model: TransformerModule, cuts: tuple[int, ...] = (0, 5, 9, T)) -> float:
-    ids = Subject(model.spec, model.spec, "").ids(1)
-    spans = [*itertools.pairwise(cuts)]
-    documents = torch.tensor([[i for i, (a, b) in enumerate(spans) for _ in range(a, b)]])
-    together = per_token(model, ids, document_ids=documents)
-    return gap(together, torch.cat([per_token(model, ids[:, a:b]) for a, b in spans], dim=1))
+    return subject.compare(invariants.packing, batch=1, kernels=("auto",))
 
 
 def check_cached_decoding(subject: Subject) -> str:
     """Check that cached decoding equals one pass: with a growing and a static state, and after padded prompts."""
-    model = subject.model
     if not subject.spec.left_to_right or not subject.spec.writes:
         raise DoesNotApply("the model does not write")
-    if not model.remembers:
-        raise DoesNotApply(f"{model.stateless[0]} has no cache: the text is read again for each token")
-
-    def difference(model: TransformerModule) -> float:
-        ids, worst = subject.ids(), 0.0
-        full = per_token(model, ids)
-        for state in (model.new_state(), model.new_state(2, capacity=T + 3)):
-            for start, end in [(0, 4), *((t, t + 1) for t in range(4, T - 3)), (T - 3, T)]:
-                step = per_token(model, ids[:, start:end], past_key_values=state, use_cache=True)
-                worst = max(worst, gap(step, full[:, start:end]))
-        state, pads = model.new_state(), torch.full((2, 3), 7)
-        mask = torch.cat((torch.zeros_like(pads), torch.ones(2, 4, dtype=torch.long)), dim=1)
-        prompt = torch.cat((pads, ids[:, :4]), dim=1)
-        per_token(model, prompt, attention_mask=mask, past_key_values=state, use_cache=True)
-        step = per_token(model, ids[:, 4:7], past_key_values=state, use_cache=True)
-        return max(worst, gap(step, full[:, 4:7]))
-
-    return subject.compare(difference)
+    subject.compare(invariants.padded_prompts, batch=3)
+    return subject.compare(invariants.cached_decoding)
 
 
 def check_rows(subject: Subject) -> str:
     """Check that a batch gives the same outputs as its rows."""
-
-    def difference(model: TransformerModule) -> float:
-        ids = subject.ids(3)
-        whole, each = outputs(model, ids), [outputs(model, ids[i : i + 1]) for i in range(3)]
-        return max(gap(value, torch.cat([row[name] for row in each])) for name, value in whole.items() if value.dim())
-
-    return subject.compare(difference)
+    return subject.compare(invariants.rows, batch=3)
 
 
 def check_gradients(subject: Subject) -> str:
     """Check that every parameter of the Part gets a gradient, which a seed determines, also with recomputed layers."""
-    models = [build(subject.spec, seed=3).train() for _ in range(2)]
-    first, second = (learn(model, subject.ids()) for model in models)
-    for name, tensor in models[0].state_dict().items():
-        if not torch.equal(tensor, models[1].state_dict()[name]):
-            raise Failed(f"{name} is initialized differently with the same seed")
-    random = learn(subject.model, subject.ids())
-    subject.model.zero_grad()
-    learned = [name for name, parameter in models[0].named_parameters() if parameter.requires_grad]
-    names = [name for name in learned if not subject.address or is_within(_layerless(name), subject.address)]
-    missing = [name for name in names if not any(_is_nonzero(each.get(name)) for each in (first, random))]
-    if missing:
-        raise Failed(f"no gradient: {', '.join(missing[:3])}" + (f" and {len(missing) - 3} more" * (len(missing) > 3)))
-    for name, gradient in first.items():
-        if not bool(gradient.isfinite().all()):
-            raise Failed(f"the gradient of {name} is not finite")
-        if not torch.equal(gradient, second[name]):
-            raise Failed(f"the gradient of {name} differs with the same seed")
-    recomputed = learn(recompute(models[1]), subject.ids())
-    worst = max((gap(recomputed[name], gradient) for name, gradient in first.items()), default=0.0)
-    if worst > TOLERANCE:
-        raise Failed(f"off by {worst:.1e} if layers are recomputed in the backward pass")
+
+    def learns(name: str) -> bool:  # an address has no layer numbers
+        address = ".".join(step for step in name.split(".") if not step.isdecimal())
+        return not subject.address or is_within(address, subject.address)
+
+    inputs = subject.inputs()
+    if isinstance(subject.spec.head, LMHead):
+        inputs["labels"] = inputs["input_ids"]
+    failure = invariants.failure(invariants.gradients, subject.model, inputs, EXACT, learns=learns, nonzero=True)
+    if failure is not None:
+        raise Failed(f"{failure} if layers are recomputed" if failure.startswith("off by") else failure)
+    names = [name for name, each in subject.model.named_parameters() if each.requires_grad and learns(name)]
     return f"{len(names)} parameters learn" if names else "it has no parameters; other parameters learn through it"
-
-
-def _layerless(name: str) -> str:
-    """Return the address of a parameter in the description: its name without layer numbers."""
-    return ".".join(step for step in name.split(".") if not step.isdecimal())
-
-
-def _is_nonzero(gradient: Tensor | None) -> bool:
-    return gradient is not None and bool((gradient != 0).any())
-
-
-def learn(model: Any, ids: Tensor) -> dict[str, Tensor]:
-    """Return the gradients by parameter: of the loss with labels, or of the outputs' distance from fixed noise."""
-    model.zero_grad()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        out = model(input_ids=ids, **({"labels": ids} if isinstance(model.spec.head, LMHead) else {}))
-        loss = out.loss
-        if loss is None:
-            terms = [v for v in out.values() if isinstance(v, Tensor) and v.requires_grad]
-            loss = sum((v - torch.randn(v.shape)).square().mean() for v in terms)
-    if not isinstance(loss, Tensor) or not loss.requires_grad:
-        return {}
-    loss.backward()
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 def check_half_precision(subject: Subject) -> str:
     """Check that the model runs in bf16 and fp16 and gives finite outputs; report the difference from fp32."""
-    ids, reports = subject.ids(), []
-    exact = outputs(subject.model, ids)
+    reports = []
     for dtype in (torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
         try:
-            halves = outputs(copy.deepcopy(subject.model).to(dtype), ids)
+            worst = invariants.half_precision(subject.model, subject.inputs(), dtype)
         except RuntimeError as error:
-            if "not implemented for" in str(error):  # this machine lacks a kernel for this dtype
-                reports.append(f"{name} cannot run here")
-                continue
-            raise
-        for key, value in halves.items():
-            if not bool(value.isfinite().all()):
-                raise Failed(f"{key} is not finite in {name}")
-        worst = max(gap(value.float(), exact[key]) for key, value in halves.items())
-        reports.append(f"{name} off by {worst:.1e}")
+            if "not implemented for" not in str(error):
+                raise
+            reports.append(f"{name} cannot run here")  # this machine lacks a kernel for this dtype
+        else:
+            reports.append(f"{name} off by {worst:.1e}")
     return ", ".join(reports)
 
 
 def check_saving(subject: Subject) -> str:
     """Check that saving and loading keeps the description, the tensors and the outputs."""
-    spec, model = subject.spec, subject.model
-    if decode(encode(spec)) != spec:
-        raise Failed("the description changes in a round trip through JSON")
     with tempfile.TemporaryDirectory() as folder:
-        save(model, folder)
-        loaded = load(folder)
-        if loaded.spec.replace(source=spec.source) != spec:
-            raise Failed("the loaded description is different")
-        for name, tensor in model.state_dict().items():
-            if not torch.equal(loaded.state_dict()[name], tensor):
-                raise Failed(f"{name} changes when saved and loaded")
-        ours, theirs = outputs(model, subject.ids()), outputs(loaded, subject.ids())
-    for name, value in ours.items():
-        if not torch.equal(theirs[name], value):
-            raise Failed(f"{name} is off by {gap(theirs[name], value):.1e} after loading: some state was not saved")
+        invariants.saving(subject.model, subject.inputs(), folder)
     return "the same description, tensors and outputs"
 
 
 def check_counting(subject: Subject) -> str:
     """Check that counting, which allocates nothing, gives the number of parameters of the built model."""
-    fixed = computed_tensors(subject.model)
-    built = sum(p.numel() for name, p in subject.model.named_parameters() if name not in fixed)
+    invariants.counting(subject.model)
     counted = count(subject.spec)
-    if counted.parameters != built:
-        raise Failed(f"{counted.parameters:,} parameters are counted and {built:,} are built")
     return f"{counted.parameters:,} parameters, {counted.flops(T):,} FLOPs of {T} tokens"
 
 

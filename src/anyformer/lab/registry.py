@@ -23,6 +23,7 @@ def experiments() -> dict[str, str]:
 
 
 def experiment(name: str) -> Any:
-    if name not in (known := experiments()):
+    known = [module.name.replace("_", "-") for module in pkgutil.iter_modules([str(EXPERIMENTS)])]
+    if name not in known:
         raise ValueError(f"no experiment {name!r}; {nearest(name, known)}")
     return importlib.import_module(f"anyformer.lab.experiments.{name.replace('-', '_')}")

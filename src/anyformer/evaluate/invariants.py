@@ -1,0 +1,527 @@
+"""What holds for every model, as plain functions of a model and its inputs.
+
+`af.check`, the catalogue suite (tests/families/test_numerics.py) and the random descriptions (tests/architectures) use
+these functions. Each compares two ways to compute the same outputs and returns the largest difference. It raises
+`Failed`, with one line, if something other than a number is wrong, and `DoesNotApply` if the model has no such ability.
+`failure` turns all this into one line or None.
+
+B batch, T tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anyformer.checkpoint import load, save
+from anyformer.counting import count
+from anyformer.models.construct import build
+from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
+from anyformer.parts.head.image import DistilledHead
+from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.pretraining import NextSentenceHead
+from anyformer.parts.head.xvector import XVectorHead
+from anyformer.parts.init import computed_tensors
+from anyformer.specs.codec import decode, encode
+from anyformer.specs.part import walk
+from anyformer.transforms.recompute import recompute
+
+TOLERANCE = 1e-5  # largest difference, relative to the largest output if it is above 1
+EXACT = 1e-6  # for causality and recomputation
+PADS = 32
+KERNELS = ("eager", "sdpa")
+SIDES = ("left", "right")
+
+TOKEN_LABELS = ("token_type_ids", "task_type_ids", "langs")
+TOKEN_INPUTS = ("input_ids", "attention_mask", *TOKEN_LABELS, "global_attention_mask", "tree_parents", "graph_edges")
+VECTORS = ("inputs_embeds", "states", "actions", "rewards", "returns_to_go", "input_features", "points")  # (..., T, n)
+PER_ROW = {
+    "pooler_output", "seq_relationship_logits", "sop_logits", "mc_logits", "cls_logits", "distillation_logits",
+    "embeddings", "text_embeds", "image_embeds",
+}  # fmt: skip
+PER_ROW_HEADS = (ClassifyHead, NextSentenceHead, MultipleChoiceHead, DistilledHead, XVectorHead)
+
+
+class DoesNotApply(Exception):
+    """Raised, with the reason, if a model does not have the ability that is checked."""
+
+
+class Failed(AssertionError):
+    """Raised if an invariant does not hold; the message is one line."""
+
+
+def failure(
+    invariant: Callable[..., float], model: Any, inputs: Mapping[str, Any], tolerance: float = TOLERANCE, **options: Any
+) -> str | None:
+    """Return what is wrong in one line, or None."""
+    try:
+        difference = invariant(model, inputs, **options)
+    except Failed as error:
+        return str(error)
+    return None if difference <= tolerance else f"off by {difference:.1e}, at most {tolerance:.0e} is allowed"
+
+
+def in_double(model: Any) -> Any:
+    """Return a copy in double precision: differences that vanish in it are rounding errors."""
+    return copy.deepcopy(model).double()
+
+
+# -- inputs and outputs ------------------------------------------------------------------------------------------------
+
+
+def results(spec: Any, out: Any) -> dict[str, tuple[Tensor, bool]]:
+    """Return name -> (tensor, whether its second dimension is time) of all outputs, without attention maps and caches,
+    and without outputs that depend on the other rows of a batch."""
+    found = {}
+    for name, value in out.items():
+        of_batch = name.startswith(("encoder_", "logits_per_", "image_hidden_"))
+        if isinstance(value, Tensor) and value.dim() > 1 and value.is_floating_point() and not of_batch:
+            per_row = name in PER_ROW or (name == "logits" and isinstance(spec.head, PER_ROW_HEADS))
+            found[name] = (value, not per_row)
+    return found
+
+
+@contextlib.contextmanager
+def using(model: Any, kernel: str, training: bool | None = None) -> Iterator[None]:
+    """Run a model with a kernel and a mode; restore both afterwards."""
+    before = model.kernel, model.training
+    model.kernel = kernel
+    model.train(model.training if training is None else training)
+    try:
+        yield
+    finally:
+        model.kernel = before[0]
+        model.train(before[1])
+
+
+def call(model: Any, inputs: Mapping[str, Any], **options: Any) -> Any:
+    """Call a model with inputs in its dtype, without pictures whose token is not in the text. Random numbers are the
+    same in every call."""
+    towers = getattr(model.spec, "input_towers", {}).values()
+    absent = {each.model.embedding.inputs[0] for each in towers if not (inputs["input_ids"] == each.token).any()}
+    given = {
+        name: value.to(model.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+        for name, value in inputs.items() if name not in absent
+    }  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        return model(**given, **options)
+
+
+@torch.no_grad()
+def outputs(
+    model: Any, inputs: Mapping[str, Any], kernel: str = "auto", **options: Any
+) -> dict[str, tuple[Tensor, bool]]:
+    with using(model, kernel):
+        return results(model.spec, call(model, inputs, **options))
+
+
+def gap(a: Tensor, b: Tensor) -> float:
+    """Return the largest difference, relative to the largest value of `b` if it is above 1."""
+    a, b = a.detach(), b.detach()
+    if a.shape != b.shape:
+        raise Failed(f"the shape is {tuple(a.shape)} and not {tuple(b.shape)}")
+    if not b.numel():
+        return 0.0
+    if not bool(a.isfinite().all() & b.isfinite().all()):
+        raise Failed("values are not finite")
+    return float((a - b).abs().max()) / max(1.0, float(b.abs().max()))
+
+
+def main_input(spec: Any) -> str:
+    """Return the name of the input that generation extends."""
+    return "decoder_input_ids" if spec.pair else spec.embedding.inputs[0]
+
+
+def is_episode(spec: Any) -> bool:
+    """Whether the model reads several inputs per step: an episode, or the points of a function."""
+    return len(spec.embedding.row(1, 1)) > 1 and "a condition" not in spec.embedding.gives
+
+
+def inputs_along_time(spec: Any, inputs: Mapping[str, Any]) -> list[str]:
+    """Return the names of inputs with one value per token of the text that the model writes."""
+    main = main_input(spec)
+    if spec.pair:
+        return [main]
+    names = (main, *TOKEN_LABELS, "global_attention_mask", *(spec.embedding.inputs if is_episode(spec) else ()))
+    return [name for name in dict.fromkeys(names) if name in inputs]
+
+
+def padding_token(spec: Any) -> int:
+    tokens = [getattr(part, "padding_token", None) for _, part in walk(spec.head)] if spec.head is not None else []
+    return next((token for token in tokens if token), 0)
+
+
+def pad(inputs: Mapping[str, Any], names: Collection[str], left: int, right: int, token: int = 0) -> dict[str, Any]:
+    """Pad the named inputs along time."""
+    out = dict(inputs)
+    for name in inputs.keys() & {*names}:
+        value = inputs[name]
+        if name == "tree_parents":
+            out[name] = F.pad(torch.where(value < 0, value, value + left), (left, right), value=-1)
+        elif name == "graph_edges":
+            out[name] = F.pad(value, (left, right, left, right))
+        elif name in VECTORS:
+            out[name] = F.pad(value, (0, 0, left, right), value=0.5)
+        else:
+            out[name] = F.pad(value, (left, right), value=token if name.endswith("input_ids") else 0)
+    return out
+
+
+# -- the invariants ----------------------------------------------------------------------------------------------------
+
+
+def causality(
+    model: Any,
+    inputs: Mapping[str, Any],
+    cuts: Sequence[int] | None = None,
+    runs: Sequence[tuple[str, bool]] = (("eager", False), ("sdpa", False)),  # (kernel, whether in training mode)
+    both_ways: bool = False,
+    must_show: bool = False,
+) -> float:
+    """Change all tokens from a cut on: the outputs before it stay the same. With `both_ways`, a change of all tokens
+    before a cut does not change the outputs after it either. With `must_show`, the changed tokens must have different
+    outputs."""
+    spec, worst = model.spec, 0.0
+    main = main_input(spec)
+    names = inputs_along_time(spec, inputs) if is_episode(spec) else [main]
+    rows, T = inputs[main].shape[:2]
+    cuts = [T // 2] if cuts is None else [*cuts]
+    if len(cuts) > 1:  # first all cuts in one batch; if an output differs, maybe because of other rows, one by one
+        inputs = {name: value.repeat(len(cuts), *[1] * (value.dim() - 1)) for name, value in inputs.items()}
+    at = torch.tensor(cuts).repeat_interleave(rows)[:, None]  # (B, 1)
+    is_later = torch.arange(T) >= at  # (B, T)
+    for (kernel, training), later in itertools.product(runs, (True, False) if both_ways else (True,)):
+        changed = dict(inputs)
+        for name in names:
+            where = (is_later == later).view(*is_later.shape, *[1] * (inputs[name].dim() - 2))
+            changed[name] = torch.where(where, _other_values(inputs[name], name == main), inputs[name])
+        with using(model, kernel, training):
+            before, after = (outputs(model, given, kernel) for given in (inputs, changed))
+        per_token = {key: value for key, (value, is_per_token) in before.items() if is_per_token}
+        if not per_token:
+            raise DoesNotApply("the model has no output per token")
+        for key, value in per_token.items():
+            each = value.shape[1] // T  # a time step may be several tokens
+            same = (is_later != later).repeat_interleave(each, dim=1)
+            worst = max(worst, gap(after[key][0][same], value[same]))
+            if must_show and torch.allclose(after[key][0][~same], value[~same]):
+                raise Failed(f"{key} does not depend on the tokens from {cuts[0]} on")
+    if worst > EXACT and len(cuts) > 1:
+        alone = {name: value[:rows] for name, value in inputs.items()}
+        return max(causality(model, alone, [cut], runs, both_ways, must_show) for cut in cuts)
+    return worst
+
+
+def _other_values(value: Tensor, tokens: bool) -> Tensor:
+    """Return values that differ everywhere; labels and time steps become 0."""
+    if value.is_floating_point():
+        return -value
+    return torch.where(value == 6, 7, 6) if tokens else value * 0
+
+
+def padding(
+    model: Any,
+    inputs: Mapping[str, Any],
+    sides: Collection[str] = SIDES,
+    pads: int = PADS,
+    kernels: Sequence[str] = KERNELS,
+) -> float:
+    """Padding on either side does not change the outputs of real tokens."""
+    spec, batches = model.spec, []
+    first, token = spec.embedding.inputs[0], padding_token(spec)
+    if "attention_mask" not in spec.embedding.inputs or "an image" in spec.embedding.gives:
+        raise DoesNotApply("the model takes no padding")
+    if spec.embedding.hides:
+        source = inputs[first]
+        real = torch.ones(source.shape[:-1] if first in VECTORS else source.shape, dtype=torch.long)
+        inputs = {"attention_mask": real, **inputs}
+    names = spec.embedding.inputs if is_episode(spec) else (first, *TOKEN_INPUTS)
+    if spec.pair:
+        inputs = {**inputs, "decoder_attention_mask": torch.ones_like(inputs["decoder_input_ids"])}
+    steps = pads // 3 if is_episode(spec) else pads
+    for side in sides:
+        left, right = (1, 0) if side == "left" else (0, 1)
+        recording = "input_ids" not in spec.embedding.inputs and first != "inputs_embeds" and not is_episode(spec)
+        if spec.embedding.hides and not (recording and side == "left"):  # recordings are padded at their end
+            batches.append((side, pad(inputs, names, left * steps, right * steps, token)))
+        if spec.pair:
+            written = ("decoder_input_ids", "decoder_attention_mask")
+            batches.append((side, pad(inputs, written, left * pads, right * pads, token)))
+    if not batches:
+        raise DoesNotApply("the model takes no padding" + " on the left" * (tuple(sides) == ("left",)))
+    plain, worst = outputs(model, inputs), 0.0
+    for (side, batch), kernel in itertools.product(batches, kernels):
+        padded = outputs(model, batch, kernel)
+        for key, (value, per_token) in plain.items():
+            found, T = padded[key][0], value.shape[1]
+            if per_token and found.shape[1] != T:
+                found = found[:, -T:] if side == "left" else found[:, :T]
+            worst = max(worst, gap(found, value))
+    return worst
+
+
+def packing(
+    model: Any,
+    inputs: Mapping[str, Any],
+    kernels: Sequence[str] = KERNELS,
+    gradients: bool = False,
+    cuts: Sequence[int] | None = None,
+) -> float:
+    """Packed documents give the outputs of separate ones. With `gradients`, so do loss and gradients of a language
+    model. A model that refuses packed documents, in one line, does not have this ability."""
+    spec, worst = model.spec, 0.0
+    if "document_ids" not in model.inputs or isinstance(spec.head, MultipleChoiceHead):
+        raise DoesNotApply("the model takes no packed documents")
+    inputs, T = dict(inputs), inputs[main_input(spec)].shape[1]
+    spans = [*itertools.pairwise((0, 3 * T // 10, 8 * T // 10, T) if cuts is None else cuts)]
+    documents = torch.tensor([[i for i, (a, b) in enumerate(spans) for _ in range(a, b)]])
+    documents = documents.expand(len(inputs[main_input(spec)]), -1)
+    learns = gradients and isinstance(spec.head, LMHead)
+    if learns:
+        inputs["labels"] = inputs[main_input(spec)] % spec.head.vocab_size
+    packed = {**inputs, "document_ids": documents} | ({"decoder_document_ids": documents} if spec.pair else {})
+    names = (*TOKEN_INPUTS, "decoder_input_ids", "labels")
+    pieces = [{n: v[:, a:b] if n in names else v for n, v in inputs.items()} for a, b in spans]
+    for kernel in kernels:
+        with using(model, kernel), torch.set_grad_enabled(learns):
+            try:
+                together = call(model, packed)
+            except ValueError as error:
+                if "\n" not in str(error) and ("document" in str(error) or "packed" in str(error)):
+                    raise DoesNotApply(f"packed documents are refused: {error}") from None
+                raise
+            alone = [call(model, piece) for piece in pieces]
+            separate = [results(spec, out) for out in alone]
+            for key, (value, per_token) in results(spec, together).items():
+                if per_token and value.shape[1] == T:
+                    worst = max(worst, gap(value, torch.cat([each[key][0] for each in separate], dim=1)))
+            if learns:
+                counts = [b - a - int(spec.head.shift) for a, b in spans]
+                mean = sum(n * out.loss for n, out in zip(counts, alone, strict=True)) / sum(counts)
+                worst = max(worst, gap(together.loss, mean), _gradient_gap(model, together.loss, mean))
+    return worst
+
+
+def _gradient_gap(model: Any, *losses: Any) -> float:
+    """Return the largest difference of the gradients of two losses."""
+    learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    pair = [torch.autograd.grad(loss, [*learned.values()], allow_unused=True) for loss in losses]
+    for name, a, b in zip(learned, *pair, strict=True):
+        if (a is None) != (b is None):
+            raise Failed(f"{name} has a gradient in one of two equal losses only")
+    return max((gap(a, b) for a, b in zip(*pair, strict=True) if a is not None), default=0.0)
+
+
+def cached_decoding(model: Any, inputs: Mapping[str, Any], cuts: Sequence[int] | None = None) -> float:
+    """A prompt, single tokens and a chunk with a cache give the outputs of one pass without a cache, with a growing
+    and with a static state."""
+    along, rest = _split_along_time(model, inputs)
+    rows, T = next(iter(along.values())).shape[:2]
+    singles = range(T // 3, min(T - T // 4, T // 3 + 12) + 1)
+    cuts = (0, *singles, T) if cuts is None else cuts
+    full, worst = outputs(model, inputs, use_cache=False), 0.0
+    for state in (model.new_state(), model.new_state(rows, capacity=3 * T + 3)):  # an episode has 3 tokens per step
+        for start, end in itertools.pairwise(cuts):
+            part = {name: value[:, start:end] for name, value in along.items()}
+            step = outputs(model, {**rest, **part}, past_key_values=state, use_cache=True)
+            for key, (value, per_token) in full.items():
+                if per_token:
+                    each = value.shape[1] // T
+                    worst = max(worst, gap(step[key][0], value[:, each * start : each * end]))
+    return worst
+
+
+def padded_prompts(
+    model: Any, inputs: Mapping[str, Any], sides: Collection[str] = SIDES, pads: int = 0, published: bool = False
+) -> float:
+    """After padded prompts of 4, 6 and 5 tokens, the outputs of three more tokens are those of the whole texts. Three
+    tokens at once, with their own mask; or, as published generation loops call a model, one at a time with the mask of
+    the whole row and explicit positions."""
+    along, rest = _split_along_time(model, inputs)
+    side = "decoder_" if model.spec.pair else ""
+    if is_episode(model.spec) or f"{side}attention_mask" not in model.inputs:
+        raise DoesNotApply("the model takes no padded prompts")
+    count = len(next(iter(along.values())))
+    lengths = torch.tensor([[4], [6], [5]])[:count]
+    rows, width = torch.arange(count)[:, None], int(lengths.max()) + pads
+    full, worst = outputs(model, {**rest, **{n: v[:, :9] for n, v in along.items()}}, use_cache=False), 0.0
+    first = getattr(model.spec, model.spec.target).numbering.first if published else 0
+    for before in ((width - lengths) if where == "left" else 0 * lengths for where in sides):
+        at, state = torch.arange(width) - before, model.new_state()
+        is_token = (at >= 0) & (at < lengths)
+        mask, chunks = is_token.long(), [(at, is_token)]
+        new = lengths + torch.arange(3)
+        chunks += [(each, torch.ones_like(each).bool()) for each in (new.split(1, dim=1) if published else [new])]
+        for places, is_real in chunks:
+            part = {n: v[rows, places.clamp(0, 8)] for n, v in along.items()}
+            if places is not at:
+                mask = torch.cat((mask, is_real.long()), dim=1) if published else is_real.long()
+                part |= {f"{side}position_ids": first + places} if published else {}
+            part[f"{side}attention_mask"] = mask
+            step = outputs(model, {**rest, **part}, past_key_values=state, use_cache=True)
+            for key, (value, per_token) in full.items():
+                if per_token:
+                    worst = max(worst, gap(step[key][0][is_real], value[rows, places.clamp(0, 8)][is_real]))
+    return worst
+
+
+def _split_along_time(model: Any, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the inputs with one value per token of the text, and the others. Raise if the model has no cache."""
+    spec = model.spec
+    if not hasattr(spec, "decoder") or isinstance(spec.head, MultipleChoiceHead):
+        raise DoesNotApply("the model does not write")
+    if not model.remembers:
+        try:
+            model.new_state()
+        except ValueError:
+            raise DoesNotApply(f"{model.stateless[0]} has no cache: the text is read again for each token") from None
+        raise Failed("new_state gives a state to a model without a cache")
+    names = inputs_along_time(spec, inputs)
+    return {n: inputs[n] for n in names}, {n: v for n, v in inputs.items() if n not in names}
+
+
+def rows(model: Any, inputs: Mapping[str, Any], greedy: bool = False) -> float:
+    """A batch gives the outputs of its rows; with `greedy`, also the same most likely tokens."""
+    whole, worst = outputs(model, inputs), 0.0
+    for row in range(len(next(iter(inputs.values())))):
+        for key, (value, _) in outputs(model, {n: v[row : row + 1] for n, v in inputs.items()}).items():
+            worst = max(worst, gap(whole[key][0][row : row + 1], value))
+            if greedy and key == "logits" and not torch.equal(whole[key][0][row].argmax(-1), value[0].argmax(-1)):
+                raise Failed(f"row {row} has other most likely tokens in a batch")
+    return worst
+
+
+def kernels_agree(model: Any, inputs: Mapping[str, Any], share: float = 0.0) -> float:
+    """The eager kernel gives the outputs of SDPA, finite and in the model's dtype. Up to `share` of the values per
+    token may differ: in half precision, rounding can send a token near a tie to a different expert or bucket."""
+    eager, sdpa = (finite_outputs(model, inputs, kernel) for kernel in KERNELS)
+    worst = 0.0
+    for key, (value, per_token) in eager.items():
+        found, value = sdpa[key][0].float(), value.float()
+        if not share:
+            worst = max(worst, gap(found, value))
+        elif per_token:
+            each = (found - value).abs().flatten() / max(1.0, float(value.abs().max()))
+            worst = max(worst, float(each.sort().values[int((1 - share) * (len(each) - 1))]))
+    return worst
+
+
+def finite_outputs(model: Any, inputs: Mapping[str, Any], kernel: str = "auto") -> dict[str, tuple[Tensor, bool]]:
+    """Return the outputs; raise if one is not finite or not in the model's dtype."""
+    found = outputs(model, inputs, kernel)
+    for key, (value, _) in found.items():
+        name = str(model.dtype).removeprefix("torch.")
+        if value.dtype != model.dtype:
+            raise Failed(f"{key} is {value.dtype} in a model in {name}")
+        if not bool(value.isfinite().all()):
+            raise Failed(f"{key} is not finite in {name}")
+    return found
+
+
+def half_precision(model: Any, inputs: Mapping[str, Any], dtype: torch.dtype = torch.bfloat16) -> float:
+    """Outputs in half precision are finite. Return the difference from the model's own precision."""
+    exact, halves = outputs(model, inputs), finite_outputs(copy.deepcopy(model).to(dtype), inputs)
+    return max((gap(value.float(), exact[key][0].float()) for key, (value, _) in halves.items()), default=0.0)
+
+
+def loss_of(model: Any, inputs: Mapping[str, Any]) -> Any:
+    """Return the loss of the labels, or the squared distance of the outputs from fixed random targets."""
+    routed = {"output_router_logits": True} if "output_router_logits" in model.inputs else {}
+    out = call(model, inputs, **routed)
+    loss = out.loss if out.mc_loss is None else out.loss + out.mc_loss  # two heads: the trainer adds their losses
+    if loss is not None:
+        return loss
+    found = [value for value, _ in results(model.spec, out).values() if value.requires_grad]
+    generator = torch.Generator().manual_seed(2)
+    return sum(((v - torch.randn(v.shape, generator=generator)).square().mean() for v in found), torch.zeros(()))
+
+
+def loss_and_gradients(model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    model.zero_grad()
+    loss = loss_of(model, inputs)
+    if loss.requires_grad:
+        loss.backward()
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return loss.detach(), found
+
+
+def gradients(
+    model: Any,
+    inputs: Mapping[str, Any],
+    build: Callable[..., Any] = build,
+    learns: Callable[[str], bool] = lambda name: True,
+    nonzero: bool = False,
+) -> float:
+    """One seed gives one model, one loss and one set of gradients; they are finite. Every parameter that `learns` has a
+    gradient, in the model or in a freshly initialized one. Return the difference of gradients of recomputed layers."""
+    first, again = (build(model.spec, seed=3).train() for _ in range(2))
+    same = again.state_dict()
+    for name, tensor in first.state_dict().items():
+        if not torch.equal(tensor, same[name]):
+            raise Failed(f"{name} is initialized differently with the same seed")
+        if not bool(tensor.isfinite().all()):
+            raise Failed(f"{name} is not finite after initialization")
+    names = [name for name, parameter in first.named_parameters() if parameter.requires_grad]
+    if not names:
+        return 0.0
+    (loss, fresh), (loss_again, fresh_again) = (loss_and_gradients(each, inputs) for each in (first, again))
+    if not torch.equal(loss, loss_again):
+        raise Failed("the loss differs with the same seed")
+    _, own = loss_and_gradients(model, inputs)
+    missing = [
+        name for name in names if learns(name) and all(
+            each.get(name) is None or (nonzero and not bool(each[name].any())) for each in (fresh, own)
+        )
+    ]  # fmt: skip
+    if missing:
+        raise Failed(f"no gradient: {', '.join(missing[:3])}" + (f" and {len(missing) - 3} more" * (len(missing) > 3)))
+    for name, gradient in own.items():
+        if not bool(gradient.isfinite().all()):
+            raise Failed(f"the gradient of {name} is not finite")
+    for name, gradient in fresh.items():
+        if not torch.equal(gradient, fresh_again[name]):
+            raise Failed(f"the gradient of {name} differs with the same seed")
+    _, recomputed = loss_and_gradients(recompute(again), inputs)
+    if recomputed.keys() != fresh.keys():
+        raise Failed("other parameters have gradients if layers are recomputed in the backward pass")
+    return max((gap(recomputed[name], gradient) for name, gradient in fresh.items()), default=0.0)
+
+
+def saving(model: Any, inputs: Mapping[str, Any], folder: Path | str) -> float:
+    """Saving and loading keeps the description, the tensors and the outputs exactly."""
+    spec = model.spec
+    if decode(encode(spec)) != spec:
+        raise Failed("the description changes in a round trip through JSON")
+    save(model, folder)
+    loaded = load(folder)
+    if loaded.spec.replace(source=spec.source) != spec:  # saving adds the dtype to it
+        raise Failed("the loaded description is different")
+    read = loaded.state_dict()
+    for name, tensor in model.state_dict().items():
+        if not torch.equal(read[name], tensor):
+            raise Failed(f"{name} changes when saved and loaded")
+    theirs = outputs(loaded, inputs)
+    for name, (value, _) in outputs(model, inputs).items():
+        if not torch.equal(theirs[name][0], value):
+            raise Failed(f"{name} is off by {gap(theirs[name][0], value):.1e} after loading: some state was not saved")
+    return 0.0
+
+
+def counting(model: Any, inputs: Mapping[str, Any] | None = None) -> float:
+    """Counting, which allocates nothing, gives the number of parameters of the built model."""
+    fixed = computed_tensors(model)
+    built = sum(p.numel() for name, p in model.named_parameters() if name not in fixed)
+    counted = count(model.spec).parameters
+    if counted != built:
+        raise Failed(f"{counted:,} parameters are counted and {built:,} are built")
+    return 0.0
