@@ -12,12 +12,12 @@ from anyformer.runtime.inputs import Kind
 from anyformer.specs.part import Part, walk
 
 
-class ReadsInputs:
-    """Base class of Parts that may read inputs beyond those of the embedding."""
+@runtime_checkable
+class ReadsInputs(Protocol):
+    """A Part that may read inputs beyond those of the embedding."""
 
     @property
-    def extra_inputs(self) -> tuple[type[InputExtra], ...]:
-        return ()
+    def extra_inputs(self) -> tuple[type[InputExtra], ...]: ...
 
 
 def extra_inputs(spec: Part) -> dict[str, type[InputExtra]]:
@@ -26,11 +26,15 @@ def extra_inputs(spec: Part) -> dict[str, type[InputExtra]]:
     return {extra.name: extra for part in parts for extra in part.extra_inputs}
 
 
-class AbsolutePosition(ReadsInputs, Part):
+class AbsolutePosition(Part):
     """A position scheme that adds one vector per position to the input. Its module maps positions (1 or B, T) to
     vectors (1 or B, T, D), or is an `InputPosition`."""
 
     numbered: ClassVar[bool] = True  # its vectors depend only on position numbers
+
+    @property
+    def extra_inputs(self) -> tuple[type[InputExtra], ...]:
+        return ()
 
     @property
     def has_padding_row(self) -> bool:
