@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context
-from anyformer.runtime.state import PerRow
+from anyformer.runtime.stores import PerRow
 from anyformer.specs.part import Part, Site
 
 

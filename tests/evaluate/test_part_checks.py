@@ -12,8 +12,8 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import cli
-from anyformer.runtime.context import Context
 from anyformer.parts.mask import Causal, Window
+from anyformer.runtime.context import Context
 from anyformer.specs.part import Part
 from faults import (
     Batched,

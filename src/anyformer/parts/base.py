@@ -12,6 +12,7 @@ from anyformer.runtime.inputs import Kind
 from anyformer.specs.part import Part, walk
 
 
+<<<<<<< HEAD
 class PartModule(nn.Module):
     """Base class of the modules of Parts: `class MLPModule(PartModule, of=MLP)` makes `MLP.build(site)` return
     `MLPModule(part, site)`."""
@@ -24,10 +25,14 @@ class PartModule(nn.Module):
 
 class ReadsInputs:
     """Base class of Parts that may read inputs beyond those of the embedding."""
+=======
+@runtime_checkable
+class ReadsInputs(Protocol):
+    """A Part that may read inputs beyond those of the embedding."""
+>>>>>>> h4
 
     @property
-    def extra_inputs(self) -> tuple[type[InputExtra], ...]:
-        return ()
+    def extra_inputs(self) -> tuple[type[InputExtra], ...]: ...
 
 
 def extra_inputs(spec: Part) -> dict[str, type[InputExtra]]:
@@ -36,11 +41,15 @@ def extra_inputs(spec: Part) -> dict[str, type[InputExtra]]:
     return {extra.name: extra for part in parts for extra in part.extra_inputs}
 
 
-class AbsolutePosition(ReadsInputs, Part):
+class AbsolutePosition(Part):
     """A position scheme that adds one vector per position to the input. Its module maps positions (1 or B, T) to
     vectors (1 or B, T, D), or is an `InputPosition`."""
 
     numbered: ClassVar[bool] = True  # its vectors depend only on position numbers
+
+    @property
+    def extra_inputs(self) -> tuple[type[InputExtra], ...]:
+        return ()
 
     @property
     def has_padding_row(self) -> bool:

@@ -13,7 +13,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+<<<<<<< HEAD
 from anyformer.parts.base import PartModule, ReadsInputs
+=======
+>>>>>>> h4
 from anyformer.parts.computed import Computed
 from anyformer.parts.position import dependency_tree
 from anyformer.parts.position.dependency_tree import Tree
@@ -22,8 +25,13 @@ from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.part import Part, Sees, Site
 
 
-class AttentionPosition(ReadsInputs, Part):
+class AttentionPosition(Part):
     """A position scheme of the attention. `build` gets the head width K as `site.width`."""
+
+    @property
+    def extra_inputs(self) -> tuple[type[InputExtra], ...]:
+        """Extras that it reads, made from inputs of the call (`runtime.context.InputExtra`)."""
+        return ()
 
     @property
     def can_share(self) -> bool:
