@@ -12,7 +12,6 @@ from anyformer.runtime.inputs import Kind
 from anyformer.specs.part import Part, walk
 
 
-<<<<<<< HEAD
 class PartModule(nn.Module):
     """Base class of the modules of Parts: `class MLPModule(PartModule, of=MLP)` makes `MLP.build(site)` return
     `MLPModule(part, site)`."""
@@ -23,13 +22,9 @@ class PartModule(nn.Module):
             kind.set_module(cls)
 
 
-class ReadsInputs:
-    """Base class of Parts that may read inputs beyond those of the embedding."""
-=======
 @runtime_checkable
 class ReadsInputs(Protocol):
     """A Part that may read inputs beyond those of the embedding."""
->>>>>>> h4
 
     @property
     def extra_inputs(self) -> tuple[type[InputExtra], ...]: ...

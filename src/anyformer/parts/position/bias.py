@@ -13,10 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-<<<<<<< HEAD
-from anyformer.parts.base import PartModule, ReadsInputs
-=======
->>>>>>> h4
+from anyformer.parts.base import PartModule
 from anyformer.parts.computed import Computed
 from anyformer.parts.position import dependency_tree
 from anyformer.parts.position.dependency_tree import Tree
