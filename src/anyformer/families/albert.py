@@ -10,24 +10,11 @@ from anyformer.families.base.fields import Field, Ignored, Removed
 from anyformer.families.base.template import Class, Config, Entry, read_only, rules_of, tied
 from anyformer.families.shared import bert_like
 from anyformer.families.shared.bert_like import NORM
-from anyformer.models import EncoderModel
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.base import Transform
-from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead, PooledOutput
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import FirstToken
-from anyformer.parts.head.pretraining import SentenceOrderHead
-from anyformer.parts.head.span import SpanHead
-from anyformer.parts.head.tag import TagHead
-from anyformer.parts.init import Normal
-from anyformer.parts.position.absolute import Learned
+from anyformer.parts import (
+    Attention, Block, ClassifyHead, EncoderModel, FirstToken, LMHead, Learned, MLP, MultipleChoiceHead, Normal, Pool,
+    PooledOutput, SentenceOrderHead, SpanHead, Stack, Sublayer, TagHead, TextEmbedding, Tokens, Transform,
+)  # fmt: skip
 from anyformer.specs.addresses import value_at
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rule
 
 TEMPLATE = EncoderModel(

@@ -12,23 +12,13 @@ from anyformer.families.base.fields import ConfigField, Field
 from anyformer.families.base.template import Config
 from anyformer.families.resnet import depths, image_size, widths
 from anyformer.families.shared.vision import pair
-from anyformer.models import EncoderModel, Model
-from anyformer.parts.embedding.convolution import ConvolutionEmbedding
-from anyformer.parts.grid.convolution import Convolution, Convolutions, GridLayer, LayersDown, OpLayer, ResidualDown
-from anyformer.parts.grid.halo import HaloAttention
-from anyformer.parts.grid.local_relation import LocalRelation
-from anyformer.parts.grid.merge import Down
-from anyformer.parts.head.classify import ClassifyHead
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import MeanTokens
-from anyformer.parts.init import Kaiming
-from anyformer.parts.residual import Activated
+from anyformer.parts import (
+    Activated, Block, ClassifyHead, Convolution, ConvolutionEmbedding, Convolutions, Down, EncoderModel, GridLayer,
+    HaloAttention, Kaiming, LayersDown, LocalRelation, MeanTokens, Model, OpLayer, Pool, ResidualDown, Stack, Stages,
+    Sublayer,
+)  # fmt: skip
 from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import quote
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.stages import Stages
-from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rule
 
 KINDS = {"local_relation": LocalRelation, "halo": HaloAttention}

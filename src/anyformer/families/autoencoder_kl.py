@@ -8,12 +8,8 @@ from typing import Any
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import ConfigField, Field, Fixed, Ignored
 from anyformer.families.base.template import Config
-from anyformer.models import AutoencoderModel, Model
+from anyformer.parts import AutoencoderModel, GaussianLatent, KLDecoder, KLEmbedding, Kaiming, Model
 from anyformer.parts.activation import Activation
-from anyformer.parts.embedding.autoencoder import KLEmbedding
-from anyformer.parts.grid.autoencoder_kl import KLDecoder
-from anyformer.parts.grid.dvae import GaussianLatent
-from anyformer.parts.init import Kaiming
 from anyformer.specs.messages import nearest, quote
 from anyformer.weights.rules import Rename, Reshape, Rule
 

@@ -10,25 +10,11 @@ from anyformer.families.base.fields import Ignored, Removed
 from anyformer.families.base.template import Class, Config, Entry, divides, entry, parameter
 from anyformer.families.shared import transformer
 from anyformer.families.shared.transformer import ALIASES, TOKENS, check_padding, weights
-from anyformer.models import DecoderModel, EncoderDecoderModel, Model
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.embedding.spare_table import SpareTableTokens
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.classify import ClassifyHead
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.language_kinds import OffsetLMHead
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import LastOccurrence
-from anyformer.parts.head.span import SpanHead
-from anyformer.parts.init import Normal
-from anyformer.parts.mask import Causal
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.absolute import Learned
+from anyformer.parts import (
+    Attention, Block, Causal, ClassifyHead, DecoderModel, EncoderDecoderModel, LMHead, LastOccurrence, LayerNorm,
+    Learned, MLP, Model, Normal, OffsetLMHead, Pool, SpanHead, SpareTableTokens, Stack, Sublayer, TextEmbedding, Tokens,
+)  # fmt: skip
 from anyformer.specs.addresses import edit, value_at
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Copies, Rename, Rule
 
 NORM, INIT = LayerNorm(eps=1e-5), {"*": Normal(std=0.02)}

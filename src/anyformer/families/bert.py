@@ -8,19 +8,10 @@ from anyformer.families.base.fields import Ignored, Removed
 from anyformer.families.base.template import Class
 from anyformer.families.shared import bert_like
 from anyformer.families.shared.bert_like import LAYERS, NORM
-from anyformer.models import EncoderModel
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.head.base import Transform
-from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead, PooledOutput
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import FirstToken
-from anyformer.parts.head.pretraining import NextSentenceHead, PretrainingHead
-from anyformer.parts.head.span import SpanHead
-from anyformer.parts.head.tag import TagHead
-from anyformer.parts.init import Normal
-from anyformer.parts.position.absolute import Learned
-from anyformer.stacks.stack import Stack
+from anyformer.parts import (
+    ClassifyHead, EncoderModel, FirstToken, LMHead, Learned, MultipleChoiceHead, NextSentenceHead, Normal, Pool,
+    PooledOutput, PretrainingHead, SpanHead, Stack, TagHead, TextEmbedding, Tokens, Transform,
+)  # fmt: skip
 
 TEMPLATE = EncoderModel(
     width=768,

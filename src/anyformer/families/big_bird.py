@@ -11,24 +11,13 @@ from anyformer.families.base.template import Class, Config, Entry, activation, c
 from anyformer.families.bert import DROPPED, LARGE, POOL
 from anyformer.families.shared import bert_like
 from anyformer.families.shared.bert_like import LAYERS, NORM, stack_name
-from anyformer.models import EncoderModel, Model
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.attention.big_bird import BlockSparseAttention
-from anyformer.parts.embedding.block_text import BlockTextEmbedding, TextOnly
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.base import Transform
-from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead, PooledOutput
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.pretraining import PretrainingHead
-from anyformer.parts.head.question_span import QuestionHead
-from anyformer.parts.head.tag import TagHead
-from anyformer.parts.init import Normal
-from anyformer.parts.position.absolute import Learned
-from anyformer.parts.unused import Unused
+from anyformer.parts import (
+    Attention, BlockSparseAttention, BlockTextEmbedding, ClassifyHead, EncoderModel, LMHead, Learned, MLP, Model,
+    MultipleChoiceHead, Normal, PooledOutput, PretrainingHead, QuestionHead, Stack, TagHead, TextEmbedding, TextOnly,
+    Tokens, Transform, Unused,
+)  # fmt: skip
 from anyformer.specs.addresses import edit, value_at
 from anyformer.specs.messages import quote
-from anyformer.stacks.stack import Stack
 
 ATTENTION = "*.layers.attention.op"
 

@@ -8,20 +8,12 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Ignored, Removed
 from anyformer.families.base.template import Class, Config, Entry, divides, interleave, kind_field, read_only, tied
 from anyformer.families.shared.heads import causal_mask, decoder_classes, tag_dropout
-from anyformer.models import DecoderModel, Model
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.tag import TagHead
-from anyformer.parts.init import Normal
-from anyformer.parts.mask import Causal
-from anyformer.parts.norm import LayerNorm
+from anyformer.parts import (
+    Attention, Block, Causal, DecoderModel, LayerNorm, MLP, Model, Normal, NormedShortcut, Stack, Sublayer, TagHead,
+    TextEmbedding, Tokens,
+)  # fmt: skip
 from anyformer.parts.position.absolute import Alibi
 from anyformer.specs.addresses import value_at
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.step_kinds import NormedShortcut
-from anyformer.stacks.sublayer import Sublayer
 
 ATTENTION, LAYER = "decoder.layers.attention.op", "decoder.layers.{i}"
 NORM = LayerNorm(eps=1e-5)

@@ -14,13 +14,9 @@ from anyformer.families.base.template import Config
 from anyformer.families.clip_text_model import TEXT, factor
 from anyformer.families.clip_vision_model import IMAGE
 from anyformer.families.shared.nested import nested_config, nested_rules, read_nested
-from anyformer.models import EncoderModel, Model, TwoTowerModel
-from anyformer.parts.head.classify import ClassifyHead
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import MeanColumns
-from anyformer.parts.head.similarity import SimilarityHead
-from anyformer.parts.init import Normal
-from anyformer.parts.unused import Unused
+from anyformer.parts import (
+    ClassifyHead, EncoderModel, MeanColumns, Model, Normal, Pool, SimilarityHead, TwoTowerModel, Unused,
+)  # fmt: skip
 from anyformer.specs.addresses import value_at
 from anyformer.weights.rules import Rename, Rule
 

@@ -10,22 +10,11 @@ from anyformer.families.base.family import Family
 from anyformer.families.base.fields import Field, Ignored
 from anyformer.families.base.template import Class, activation, entry, equal_heads
 from anyformer.families.shared.vision import SHOWS
-from anyformer.models import EncoderModel, Model
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.classify import PooledOutput
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import FirstOccurrence, HighestId
-from anyformer.parts.head.similarity import ProjectionHead
-from anyformer.parts.init import Initializer, Normal
-from anyformer.parts.mask import Causal
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.absolute import Learned
+from anyformer.parts import (
+    Attention, Block, Causal, EncoderModel, FirstOccurrence, HighestId, Initializer, LayerNorm, Learned, MLP, Model,
+    Normal, Pool, PooledOutput, ProjectionHead, Stack, Sublayer, TextEmbedding, Tokens,
+)  # fmt: skip
 from anyformer.specs.part import Table
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
 
 ATTENTION, INNER, LAYER = "encoder.layers.attention.op", "encoder.layers.feedforward.op", "encoder.layers.{i}"
 OUT = "encoder.layers.*.op.o.weight"

@@ -7,20 +7,10 @@ from anyformer.families.base.fields import Absent, Field
 from anyformer.families.base.template import Class, Config, parameter
 from anyformer.families.clip_text_model import NORM, TEXT, factor, init, short, std
 from anyformer.families.shared.vision import square
-from anyformer.models import EncoderModel, Model
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.embedding.patches import PatchEmbedding
-from anyformer.parts.embedding.prefix import PrefixTokens
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.classify import PooledOutput
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import FirstToken
-from anyformer.parts.head.similarity import ProjectionHead
-from anyformer.parts.init import Initializer, Normal
-from anyformer.parts.position.absolute import Learned
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
+from anyformer.parts import (
+    Attention, Block, EncoderModel, FirstToken, Initializer, Learned, MLP, Model, Normal, PatchEmbedding, Pool,
+    PooledOutput, PrefixTokens, ProjectionHead, Stack, Sublayer,
+)  # fmt: skip
 
 TEMPLATE = EncoderModel(
     width=768,

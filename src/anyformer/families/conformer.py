@@ -13,25 +13,13 @@ from typing import Any
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.template import Class, Config, Entry, Weights, activation, entry
 from anyformer.families.shared import transformer
-from anyformer.models import EncoderDecoderModel, EncoderModel, Model
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.convolution.conformer import ConvolutionModule
-from anyformer.parts.embedding.subsampling import SubsampledSpectrogram
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.ctc import CTCHead
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.init import Initializer, Kaiming
+from anyformer.parts import (
+    Attention, Block, CTCHead, ConvolutionModule, EncoderDecoderModel, EncoderModel, Initializer, Kaiming, LMHead,
+    LayerNorm, MLP, Model, Op, RelativeSinusoids, Scaled, Sinusoidal, Stack, Sublayer, SubsampledSpectrogram,
+    TextEmbedding, Tokens,
+)  # fmt: skip
 from anyformer.parts.mask import CAUSAL
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.op import Op
-from anyformer.parts.position.absolute import Sinusoidal
-from anyformer.parts.position.relative import RelativeSinusoids
-from anyformer.parts.residual import Scaled
 from anyformer.specs.addresses import edit
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
 
 INIT: dict[str, Initializer] = {"*": Kaiming(gain=3**-0.5, normal=False)}  # torch's default: the paper gives no std
 

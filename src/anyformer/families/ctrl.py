@@ -8,22 +8,10 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, divides, tied
 from anyformer.families.shared.heads import causal_mask
-from anyformer.models import DecoderModel
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.embedding.segment_ids import TokenSegments
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.classify import ClassifyHead
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import LastToken
-from anyformer.parts.init import Normal
-from anyformer.parts.mask import Causal
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.absolute import Sinusoidal
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
+from anyformer.parts import (
+    Attention, Block, Causal, ClassifyHead, DecoderModel, LMHead, LastToken, LayerNorm, MLP, Normal, Pool, Sinusoidal,
+    Stack, Sublayer, TextEmbedding, TokenSegments, Tokens,
+)  # fmt: skip
 
 LAYER, NORM = "decoder.layers.{i}", LayerNorm(eps=1e-6)
 

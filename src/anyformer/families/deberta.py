@@ -32,25 +32,12 @@ from anyformer.families.shared.deberta import (
     scale,
     score_terms,
 )
-from anyformer.models import EncoderModel
+from anyformer.parts import (
+    ClassifyHead, DebertaAttention, EncoderModel, FirstToken, IgnoredSegments, LMHead, LayerNorm, Learned, Normal, Pool,
+    SpanHead, Stack, TagHead, TalkingHeads, Tokens, Transform, ZeroedPaddingText,
+)  # fmt: skip
 from anyformer.parts.activation import activation_named
-from anyformer.parts.attention.deberta import DebertaAttention
-from anyformer.parts.attention.scores import TalkingHeads
-from anyformer.parts.embedding.padded_text import ZeroedPaddingText
-from anyformer.parts.embedding.segment_ids import IgnoredSegments
-from anyformer.parts.embedding.text import Tokens
-from anyformer.parts.head.base import Transform
-from anyformer.parts.head.classify import ClassifyHead
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import FirstToken
-from anyformer.parts.head.span import SpanHead
-from anyformer.parts.head.tag import TagHead
-from anyformer.parts.init import Normal
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.absolute import Learned
 from anyformer.specs.addresses import edit
-from anyformer.stacks.stack import Stack
 from anyformer.weights.rules import Rename, Rule
 
 THEIRS, OURS = "~encoder.layer.{i}.attention.self", "encoder.layers.{i}.attention.op"

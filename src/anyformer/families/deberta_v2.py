@@ -20,15 +20,11 @@ from anyformer.families.shared.deberta import (
     scale,
     score_terms,
 )
-from anyformer.models import EncoderModel
+from anyformer.parts import (
+    Block, BlockInputStep, Disentangled, EncoderModel, LayerNorm, MultipleChoiceHead, TokenConvolution,
+)  # fmt: skip
 from anyformer.parts.activation import activation_named
-from anyformer.parts.convolution.tokens import TokenConvolution
-from anyformer.parts.head.classify import MultipleChoiceHead
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.disentangled import Disentangled
 from anyformer.specs.addresses import edit, value_at
-from anyformer.stacks.block import Block
-from anyformer.stacks.step_kinds import BlockInputStep
 
 CONVOLUTION = "encoder.layers.0.convolution"
 

@@ -6,10 +6,7 @@ from anyformer.families.base.family import Size
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, derived, divides
 from anyformer.families.gpt2 import GPT2, INNER, TEMPLATE
-from anyformer.parts.embedding.text import Tokens
-from anyformer.parts.embedding.trajectory import TrajectoryEmbedding
-from anyformer.parts.head.trajectory import TrajectoryHead
-from anyformer.parts.position.absolute import Learned
+from anyformer.parts import Learned, Tokens, TrajectoryEmbedding, TrajectoryHead
 from anyformer.specs.addresses import edit
 
 TEXT_FIELDS = ("n_embd", "tie_word_embeddings", "problem_type", "classifier_dropout", "hidden_dropout", "n_ctx")

@@ -10,25 +10,12 @@ from anyformer.families.base.template import Class, Config, Entry, activation, d
 from anyformer.families.shared.deepseek import DENSE_LAYERS, MOE, SHARED_EXPERTS, experts, queries, score_scale, yarn
 from anyformer.families.shared.heads import causal_mask
 from anyformer.families.shared.rope import rope
-from anyformer.models import DecoderModel, Model
-from anyformer.parts.attention.latent import LatentAttention
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.feedforward.mlp import GatedMLP
-from anyformer.parts.feedforward.moe import MoE
-from anyformer.parts.feedforward.routers import TopK
-from anyformer.parts.head.classify import ClassifyHead
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import LastToken
-from anyformer.parts.init import Normal
-from anyformer.parts.mask import Causal
-from anyformer.parts.norm import RMSNorm
-from anyformer.parts.position.rotary import Rope
+from anyformer.parts import (
+    Block, Causal, ClassifyHead, DecoderModel, GatedMLP, LMHead, LastToken, LatentAttention, MoE, Model, Normal, Pool,
+    RMSNorm, Rope, Stack, Sublayer, TextEmbedding, Tokens, TopK,
+)  # fmt: skip
 from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import quote
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
 
 ATTENTION, LAYER = "decoder.layers.attention.op", "decoder.layers.{i}"
 DENSE = "decoder.layers.dense.feedforward.op"

@@ -9,9 +9,7 @@ from anyformer.families.deepseek_v2 import ATTENTION, DEEPSEEK_V2, DENSE, check_
 from anyformer.families.shared.deepseek import MOE, yarn
 from anyformer.families.shared.heads import TAGGER_FIELDS, decoder_classes
 from anyformer.families.shared.rope import rope
-from anyformer.parts.feedforward.mlp import GatedMLP
-from anyformer.parts.feedforward.moe import MoE
-from anyformer.parts.feedforward.routers import TopK
+from anyformer.parts import GatedMLP, MoE, TopK
 
 PREDICT = "multi-token prediction layers of DeepSeek's code; dropped, as in the published class"
 FIRST = "decoder.layers.dense.attention.op"  # sparse layers have the same attention

@@ -5,7 +5,7 @@ from __future__ import annotations
 from anyformer.families.base.template import Class
 from anyformer.families.shared.vision import tokens
 from anyformer.families.vit import VIT, size
-from anyformer.parts.head.image import DistilledHead
+from anyformer.parts import DistilledHead
 
 DEIT = VIT.but(
     "deit",

@@ -7,10 +7,10 @@ from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, Entry, activation, entry, parameter, rules_of, split
 from anyformer.families.shared.vision import BACKBONE
 from anyformer.families.vit import INNER, LAYER, VIT, WEIGHTS
-from anyformer.models import Model
-from anyformer.parts import MLP, Attention, Block, GatedMLP, LayerNorm, LayerScale, Pool, PooledOutput
-from anyformer.parts.head.class_and_patches import ClassAndPatchesHead
-from anyformer.parts.position.resized import ResizedLearned
+from anyformer.parts import (
+    Attention, Block, ClassAndPatchesHead, GatedMLP, LayerNorm, LayerScale, MLP, Model, Pool, PooledOutput,
+    ResizedLearned,
+)  # fmt: skip
 from anyformer.specs.addresses import edit, value_at
 from anyformer.stacks.constant_drop import ConstantDropSublayer as Sublayer
 from anyformer.weights.rules import Rule

@@ -6,8 +6,7 @@ from __future__ import annotations
 from anyformer.families.base.family import Size
 from anyformer.families.base.template import parameter
 from anyformer.families.dinov2 import DINOV2
-from anyformer.parts.embedding.prefix import PrefixTokens
-from anyformer.parts.init import Normal, Value
+from anyformer.parts import Normal, PrefixTokens, Value
 
 ZERO = Value(value=0.0)
 REGISTERS = DINOV2.but(

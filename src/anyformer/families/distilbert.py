@@ -5,25 +5,10 @@ from __future__ import annotations
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, Entry, activation, divides, tied
-from anyformer.models import EncoderModel, Model
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.embedding.segment_ids import IgnoredSegments
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.base import Transform
-from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import FirstToken
-from anyformer.parts.head.span import SpanHead
-from anyformer.parts.head.tag import TagHead
-from anyformer.parts.init import Normal
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.absolute import Learned
-from anyformer.parts.position.sinusoid_init import Sines
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
+from anyformer.parts import (
+    Attention, Block, ClassifyHead, EncoderModel, FirstToken, IgnoredSegments, LMHead, LayerNorm, Learned, MLP, Model,
+    MultipleChoiceHead, Normal, Pool, Sines, SpanHead, Stack, Sublayer, TagHead, TextEmbedding, Tokens, Transform,
+)  # fmt: skip
 
 ATTENTION, INNER, POSITIONS = "encoder.layers.attention.op", "encoder.layers.feedforward.op", "*.position.weight"
 THEIRS, OURS = "~transformer.layer.{i}", "encoder.layers.{i}"

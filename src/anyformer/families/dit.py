@@ -10,21 +10,13 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Field, Fixed, Ignored, Removed
 from anyformer.families.base.template import Class, Config, Entry, choice, derived, entry, split
 from anyformer.families.shared.vision import square
-from anyformer.models import EncoderModel, Model
+from anyformer.parts import (
+    AdaptiveNorm, Attention, Block, EncoderModel, Gated, GatedMLP, LayerNorm, MLP, Model, NoiseHead, NoiseSchedule,
+    NoisyEmbedding, Normal, PatchEmbedding, Sinusoidal2D, Stack, StepAndLabel, Sublayer, Value, Xavier,
+)  # fmt: skip
 from anyformer.parts.activation import Activation
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.condition import AdaptiveNorm, Gated, StepAndLabel
-from anyformer.parts.diffusion import NoiseHead, NoiseSchedule, NoisyEmbedding
-from anyformer.parts.embedding.patches import PatchEmbedding
-from anyformer.parts.feedforward.mlp import MLP, GatedMLP
-from anyformer.parts.init import Normal, Value, Xavier
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.absolute import Sinusoidal2D
 from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import nearest
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rename, Rule, Split, Spread
 
 ATTENTION, FEEDFORWARD, LAYER = "encoder.layers.attention", "encoder.layers.feedforward", "encoder.layers.{i}"

@@ -6,11 +6,8 @@ from __future__ import annotations
 from anyformer.families.base.family import Size
 from anyformer.families.base.template import Class
 from anyformer.families.dit import ATTENTION, DIT, EPS, FEEDFORWARD, HEAD, TEMPLATE, size
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.norm import LayerNorm
+from anyformer.parts import Attention, Block, LayerNorm, Sublayer
 from anyformer.specs.addresses import value_at
-from anyformer.stacks.block import Block
-from anyformer.stacks.sublayer import Sublayer
 
 CROSS = Sublayer(pre_norm=LayerNorm(eps=EPS, affine=False), op=Attention(num_heads=16, memory=True, memory_width=768))
 DIT_TEXT = DIT.but(

@@ -13,24 +13,13 @@ from typing import Any
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import ConfigField, Field, activation_at, tied
 from anyformer.families.base.template import Config
-from anyformer.models import DecoderModel, Model
+from anyformer.parts import (
+    Attention, Block, BlockAttention, Causal, CompressedAttention, DecoderModel, LMHead, LayerNorm, MLP, MoE, Model,
+    NoisyTopK, Normal, Sinusoidal, Stack, Sublayer, TextEmbedding, Tokens, Xavier,
+)  # fmt: skip
 from anyformer.parts.activation import activation_named
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.attention.memory_compressed import BlockAttention, CompressedAttention
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.feedforward.moe import MoE
-from anyformer.parts.feedforward.routers import NoisyTopK
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.init import Normal, Xavier
-from anyformer.parts.mask import Causal
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.absolute import Sinusoidal
 from anyformer.specs.messages import quote
 from anyformer.specs.part import walk
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rule
 
 KINDS = {"L": "local", "M": "compressed", "F": "full"}

@@ -9,8 +9,7 @@ from anyformer.families.base.family import Size
 from anyformer.families.base.fields import Absent, Field
 from anyformer.families.base.template import Config, Entry, require_integer
 from anyformer.families.bert import BERT, LARGE
-from anyformer.models import Model
-from anyformer.parts.embedding.labelled_text import TaskText
+from anyformer.parts import Model, TaskText
 from anyformer.specs.addresses import value_at
 
 

@@ -10,12 +10,7 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Field
 from anyformer.families.base.template import Class, Weights
 from anyformer.families.shared import bert_like
-from anyformer.models import Model
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.embedding.segments import SegmentedText
-from anyformer.parts.embedding.text import Tokens
-from anyformer.parts.mask import Global, Mask, Window
-from anyformer.parts.position.global_local import GlobalLocalVectors
+from anyformer.parts import Attention, Global, GlobalLocalVectors, Mask, Model, SegmentedText, Tokens, Window
 from anyformer.specs.addresses import edit, value_at
 
 OP = "encoder.layers.attention.op"

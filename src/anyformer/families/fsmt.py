@@ -7,12 +7,9 @@ from anyformer.families.bart import BART, ONLY_BART, SHARED_WITH_MARIAN, equal_h
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, Entry
 from anyformer.families.shared.transformer import ALIASES, TOKENS, check_padding
-from anyformer.models import Model
-from anyformer.parts.embedding.padded_text import HiddenTokenText
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.head.language import LMHead, VocabularyOutput
-from anyformer.parts.position.absolute import Sinusoidal
-from anyformer.parts.position.numbering import WithoutToken
+from anyformer.parts import (
+    HiddenTokenText, LMHead, Model, Sinusoidal, TextEmbedding, Tokens, VocabularyOutput, WithoutToken,
+)  # fmt: skip
 
 OUT, STARTS = "~decoder.output_projection", "shifted labels start with their last token"
 EMBEDDING = TextEmbedding(

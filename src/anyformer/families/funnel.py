@@ -10,29 +10,13 @@ from anyformer.families.base.fields import ConfigField, Field, Ignored, activati
 from anyformer.families.base.template import Config
 from anyformer.families.shared.bert_like import TOKENS, renames
 from anyformer.families.shared.heads import encoder_head
-from anyformer.models import EncoderModel, Model
+from anyformer.parts import (
+    Attention, Block, DetectHead, EncoderModel, FirstToken, Funnel, Halve, Head, LMHead, LayerNorm, MLP, Model, Normal,
+    Pool, SegmentedSinusoids, SegmentedText, SpanHead, Stack, Sublayer, TagHead, Tokens, Uniform, Xavier,
+)  # fmt: skip
 from anyformer.parts.activation import activation_named
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.embedding.segments import SegmentedText
-from anyformer.parts.embedding.text import Tokens
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.halve import Halve
-from anyformer.parts.head.base import Head
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import FirstToken
-from anyformer.parts.head.replaced_tokens import DetectHead
-from anyformer.parts.head.span import SpanHead
-from anyformer.parts.head.tag import TagHead
-from anyformer.parts.init import Normal, Uniform, Xavier
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.segments import SegmentedSinusoids
 from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import nearest, quote
-from anyformer.stacks.block import Block
-from anyformer.stacks.funnel import Funnel
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Heads, Rename, Rule
 
 NO_DECODER = ("FunnelBaseModel", "FunnelForSequenceClassification", "FunnelForMultipleChoice")

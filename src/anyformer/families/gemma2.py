@@ -9,11 +9,10 @@ from anyformer.families.llama import ATTENTION, LLAMA, MLP
 from anyformer.families.shared.caps import caps
 from anyformer.families.shared.heads import decoder_classes
 from anyformer.families.shared.layer_types import decoder_entries
-from anyformer.parts import Attention, Block, Causal, GatedMLP, Rope, SoftCap, Stack, Sublayer, Window
-from anyformer.parts.embedding.scaled_tokens import ScaledTokens
-from anyformer.parts.head.capped import CappedHead
-from anyformer.parts.mask import Mask
-from anyformer.parts.zero_centered_norm import ZeroCenteredRMSNorm
+from anyformer.parts import (
+    Attention, Block, CappedHead, Causal, GatedMLP, Mask, Rope, ScaledTokens, SoftCap, Stack, Sublayer, Window,
+    ZeroCenteredRMSNorm,
+)  # fmt: skip
 
 NORM = ZeroCenteredRMSNorm(eps=1e-6)
 

@@ -19,25 +19,10 @@ from anyformer.families.base.template import (
 )
 from anyformer.families.shared.heads import causal_mask
 from anyformer.families.shared.summary import DOUBLE_HEAD_FIELDS, double_template
-from anyformer.models import DecoderModel
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.attention.scores import ScaleByLayer
-from anyformer.parts.embedding.segment_ids import TokenSegments
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.classify import ClassifyHead
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import LastToken
-from anyformer.parts.head.span import SpanHead
-from anyformer.parts.head.tag import TagHead
-from anyformer.parts.init import Normal
-from anyformer.parts.mask import Causal
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.absolute import Learned
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
+from anyformer.parts import (
+    Attention, Block, Causal, ClassifyHead, DecoderModel, LMHead, LastToken, LayerNorm, Learned, MLP, Normal, Pool,
+    ScaleByLayer, SpanHead, Stack, Sublayer, TagHead, TextEmbedding, TokenSegments, Tokens,
+)  # fmt: skip
 
 INNER, LAYER = "decoder.layers.feedforward.op", "decoder.layers.{i}"
 NORM, RESIDUAL = LayerNorm(eps=1e-5), Normal(std=0.02, residual=True)

@@ -20,20 +20,11 @@ from anyformer.families.base.template import (
 )
 from anyformer.families.shared.heads import decoder_classes
 from anyformer.families.shared.rope import ROPE, read_rope, write_rope
-from anyformer.models import DecoderModel, Model
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.tag import TagHead
-from anyformer.parts.init import Normal
-from anyformer.parts.mask import Causal, Full, Mask
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.rotary import Rope
+from anyformer.parts import (
+    Attention, Block, Causal, DecoderModel, Full, LMHead, LayerNorm, MLP, Mask, Model, Normal, Parallel, Rope, Stack,
+    Sublayer, TagHead, TextEmbedding, Tokens,
+)  # fmt: skip
 from anyformer.specs.addresses import edit, value_at
-from anyformer.stacks.block import Block, Parallel
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
 
 # parallel steps are in `both`, sequential steps directly in the layer
 ATTENTION, INNER = "decoder.layers.**.attention.op", "decoder.layers.**.feedforward.op"

@@ -10,18 +10,11 @@ from anyformer.families.mixtral import MIXTRAL
 from anyformer.families.shared.heads import decoder_classes
 from anyformer.families.shared.layer_types import decoder_entries
 from anyformer.families.shared.rope import rope
-from anyformer.models import Model
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.attention.scores import Sinks
-from anyformer.parts.feedforward.balance import PooledBalance
-from anyformer.parts.feedforward.clamped_mlp import ClampedGatedMLP
-from anyformer.parts.feedforward.moe import MoE
-from anyformer.parts.feedforward.routers import TopK
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.mask import Causal, Mask, Window
-from anyformer.parts.position.rotary import Rope, YarnScaling
+from anyformer.parts import (
+    Attention, Block, Causal, ClampedGatedMLP, LMHead, Mask, MoE, Model, PooledBalance, Rope, Sinks, TopK, Window,
+    YarnScaling,
+)  # fmt: skip
 from anyformer.specs.addresses import edit
-from anyformer.stacks.block import Block
 from anyformer.weights.mxfp4 import MXFP4
 from anyformer.weights.rules import Alternate, Rename, Rule
 

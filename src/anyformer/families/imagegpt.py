@@ -6,13 +6,7 @@ from anyformer.families.base.family import Size
 from anyformer.families.base.fields import Absent, Fixed, Ignored
 from anyformer.families.base.template import Class, Config, Entry
 from anyformer.families.gpt2 import GPT2
-from anyformer.models import Model
-from anyformer.parts.head.classify import ClassifyHead
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.language_kinds import OwnVocabularyHead
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import MeanColumns
-from anyformer.parts.norm import RMSNorm
+from anyformer.parts import ClassifyHead, LMHead, MeanColumns, Model, OwnVocabularyHead, Pool, RMSNorm
 
 NOT_HERE = (
     "pad_token_id",

@@ -10,24 +10,11 @@ from typing import Any
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Field
 from anyformer.families.base.template import Class, Config, Weights, activation, entry
-from anyformer.models import EncoderModel, TwoTowerModel
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.embedding.patches import PatchEmbedding
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.feedforward.balance import EntropyBalance
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.feedforward.moe import MoE
-from anyformer.parts.feedforward.routers import TopK
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import MeanTokens
-from anyformer.parts.head.similarity import ProjectionHead, SimilarityHead
-from anyformer.parts.init import Initializer, Normal, Xavier
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.op import Op
-from anyformer.parts.position.absolute import Learned
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
+from anyformer.parts import (
+    Attention, Block, EncoderModel, EntropyBalance, Initializer, LayerNorm, Learned, MLP, MeanTokens, MoE, Normal, Op,
+    PatchEmbedding, Pool, ProjectionHead, SimilarityHead, Stack, Sublayer, TextEmbedding, Tokens, TopK, TwoTowerModel,
+    Xavier,
+)  # fmt: skip
 
 NORM = LayerNorm(eps=1e-6)
 MLP_OP = MLP(width=3072, activation="gelu")

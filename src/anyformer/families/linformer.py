@@ -9,11 +9,7 @@ from anyformer.families.base.fields import Field
 from anyformer.families.base.template import Class, Weights, activation, entry
 from anyformer.families.shared import bert_like
 from anyformer.families.shared.bert_like import NORM
-from anyformer.models import Model
-from anyformer.parts.attention.linear import LinformerAttention
-from anyformer.parts.head.base import Transform
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.init import Initializer, Normal
+from anyformer.parts import Initializer, LMHead, LinformerAttention, Model, Normal, Transform
 from anyformer.specs.addresses import edit
 
 OP = "encoder.layers.attention.op"

@@ -9,17 +9,9 @@ from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import activation, choice, derived, equal_heads, tied
 from anyformer.families.shared.heads import TAGGER_FIELDS, causal_mask, decoder_classes
 from anyformer.families.shared.rope import rope
-from anyformer.models import DecoderModel
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.feedforward.mlp import GatedMLP
-from anyformer.parts.init import Normal
-from anyformer.parts.mask import Causal
-from anyformer.parts.norm import RMSNorm
-from anyformer.parts.position.rotary import Rope
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
+from anyformer.parts import (
+    Attention, Block, Causal, DecoderModel, GatedMLP, Normal, RMSNorm, Rope, Stack, Sublayer, TextEmbedding, Tokens,
+)  # fmt: skip
 
 ATTENTION, MLP = "decoder.layers.attention.op", "decoder.layers.feedforward.op"
 

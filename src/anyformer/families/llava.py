@@ -11,10 +11,8 @@ from anyformer.families.base.template import Config
 from anyformer.families.clip_vision_model import IMAGE
 from anyformer.families.llama import LLAMA
 from anyformer.families.shared.nested import nested_config, nested_rules, read_nested
-from anyformer.models import DecoderModel, Model, Tower, TowerDecoderModel
+from anyformer.parts import DecoderModel, LMHead, MLPProjector, Model, Tower, TowerDecoderModel
 from anyformer.parts.activation import activation_named
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.projector import MLPProjector
 from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import quote
 from anyformer.weights.rules import Rename, Rule

@@ -11,18 +11,11 @@ from anyformer.families.base.template import Class, Config, Entry, activation
 from anyformer.families.bert import DROPPED, LARGE, LM, POOL
 from anyformer.families.shared import bert_like
 from anyformer.families.shared.bert_like import LAYERS, NORM
-from anyformer.models import EncoderModel
-from anyformer.parts.attention.longformer import LocalAttention
-from anyformer.parts.embedding.global_text import GlobalTextEmbedding
-from anyformer.parts.embedding.text import Tokens
-from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead, PooledOutput
-from anyformer.parts.head.span import SpanHead
-from anyformer.parts.head.tag import TagHead
-from anyformer.parts.init import Normal
-from anyformer.parts.position.absolute import Learned
-from anyformer.parts.position.numbering import WithoutToken
+from anyformer.parts import (
+    ClassifyHead, EncoderModel, GlobalTextEmbedding, Learned, LocalAttention, MultipleChoiceHead, Normal, PooledOutput,
+    SpanHead, Stack, TagHead, Tokens, WithoutToken,
+)  # fmt: skip
 from anyformer.specs.addresses import edit, value_at
-from anyformer.stacks.stack import Stack
 
 TEMPLATE = EncoderModel(
     width=768,

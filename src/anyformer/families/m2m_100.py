@@ -8,10 +8,7 @@ from anyformer.families.base.family import Size
 from anyformer.families.base.fields import Ignored, Removed
 from anyformer.families.base.template import Class, Config
 from anyformer.families.shared.transformer import weights
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.position.absolute import Sinusoidal
-from anyformer.parts.position.numbering import ByPlace, WithoutToken
+from anyformer.parts import ByPlace, LMHead, Sinusoidal, TextEmbedding, Tokens, WithoutToken
 
 EMBEDDING = TextEmbedding(
     tokens=Tokens(vocab_size=128112, padding_index=1, scale=32.0),

@@ -20,18 +20,12 @@ from anyformer.families.base.template import (
     split,
     tied,
 )
-from anyformer.models import DecoderModel, Model
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.init import Kaiming, Normal
-from anyformer.parts.norm import RMSNorm
-from anyformer.parts.recurrent.mamba import SelectiveState, StepBias, StepWeight
-from anyformer.parts.residual import Add
+from anyformer.parts import (
+    Add, Block, DecoderModel, Kaiming, LMHead, Model, Normal, RMSNorm, SelectiveState, Stack, StepBias, StepWeight,
+    Sublayer, TextEmbedding, Tokens,
+)  # fmt: skip
 from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import quote
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
 
 MIXER = "decoder.layers.mixer.op"
 THEIRS, OURS = "~layers.{i}.mixer", "decoder.layers.{i}.mixer.op"

@@ -9,11 +9,7 @@ from anyformer.families.base.family import Size
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, Entry, parameter, split, tied
 from anyformer.families.mamba import MAMBA, MIXER, OURS, THEIRS, expansion
-from anyformer.models import Model
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.norm import RMSNorm
-from anyformer.parts.recurrent.mamba import StepBias
-from anyformer.parts.recurrent.mamba2 import DualState
+from anyformer.parts import DualState, LMHead, Model, RMSNorm, StepBias
 from anyformer.specs.addresses import edit, value_at
 
 FIRST = "a field of Mamba 1; the published class does not read it"

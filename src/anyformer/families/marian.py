@@ -19,12 +19,10 @@ from anyformer.families.base.family import Size
 from anyformer.families.base.fields import Absent, Ignored, Removed
 from anyformer.families.base.template import Class, Config, Entry, expand
 from anyformer.families.shared.transformer import check_padding, target
-from anyformer.models import Model
-from anyformer.parts.embedding.spare_table import SpareTableTokens
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.language_kinds import OffsetLMHead, OwnVocabularyHead, OwnVocabularyOffsetHead
-from anyformer.parts.position.absolute import Sinusoidal
+from anyformer.parts import (
+    LMHead, Model, OffsetLMHead, OwnVocabularyHead, OwnVocabularyOffsetHead, Sinusoidal, SpareTableTokens,
+    TextEmbedding, Tokens,
+)  # fmt: skip
 from anyformer.specs.addresses import value_at
 from anyformer.weights.rules import Rule, Unwritten
 

@@ -6,7 +6,7 @@ from anyformer.families.base.family import Size
 from anyformer.families.base.template import derived
 from anyformer.families.llama import ATTENTION, LLAMA, MLP
 from anyformer.families.shared.heads import decoder_classes, windowed_mask
-from anyformer.parts.mask import Causal, Window
+from anyformer.parts import Causal, Window
 
 LONG = {"rms_norm_eps": 1e-5, "max_position_embeddings": 32768}
 

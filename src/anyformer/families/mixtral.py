@@ -9,15 +9,7 @@ from anyformer.families.llama import ATTENTION, MLP
 from anyformer.families.mistral import MISTRAL
 from anyformer.families.shared.heads import decoder_classes
 from anyformer.families.shared.rope import rope
-from anyformer.models import Model
-from anyformer.parts.feedforward.balance import PooledBalance
-from anyformer.parts.feedforward.mlp import GatedMLP
-from anyformer.parts.feedforward.moe import MoE
-from anyformer.parts.feedforward.routers import TopK
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.mask import Causal
-from anyformer.parts.norm import RMSNorm
-from anyformer.parts.position.rotary import Rope
+from anyformer.parts import Causal, GatedMLP, LMHead, MoE, Model, PooledBalance, RMSNorm, Rope, TopK
 from anyformer.specs.addresses import value_at
 from anyformer.weights.rules import Rule, Stack
 

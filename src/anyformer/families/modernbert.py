@@ -7,11 +7,10 @@ from anyformer.families.base.fields import Ignored, Removed
 from anyformer.families.base.template import activation, choice, entry, equal_heads, read_only, split
 from anyformer.families.shared import nested_rope, prediction
 from anyformer.families.shared.layer_types import pattern, window_around
-from anyformer.models import EncoderModel
-from anyformer.parts import Attention, Block, Full, GatedMLP, LayerNorm, Rope, Stack, Sublayer, TextEmbedding, Tokens
-from anyformer.parts.later_norm import LaterLayerNorm
-from anyformer.parts.mask import Mask, Window
-from anyformer.parts.truncated_init import TruncatedNormal
+from anyformer.parts import (
+    Attention, Block, EncoderModel, Full, GatedMLP, LaterLayerNorm, LayerNorm, Mask, Rope, Stack, Sublayer,
+    TextEmbedding, Tokens, TruncatedNormal, Window,
+)  # fmt: skip
 
 ATTENTION, MLP = "encoder.layers.attention.op", "encoder.layers.feedforward.op"
 ROPE = "encoder.layers.{}.attention.op.position"

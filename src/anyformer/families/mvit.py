@@ -10,15 +10,10 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import ConfigField, Field
 from anyformer.families.base.template import Config
 from anyformer.families.shared import mvit
-from anyformer.models import Model
-from anyformer.parts.embedding.patches import VideoEmbedding
-from anyformer.parts.embedding.prefix import PrefixTokens
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.grid.pooled_attention import PooledAttention
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import FirstToken
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.grid import GridVectors, SeparableLearned
+from anyformer.parts import (
+    FirstToken, GridVectors, LayerNorm, MLP, Model, Pool, PooledAttention, PrefixTokens, SeparableLearned,
+    VideoEmbedding,
+)  # fmt: skip
 from anyformer.weights.rules import Rename, Reshape, Rule
 
 LISTS = ("num_heads", "input_channels", "output_channels", "kernel_q", "kernel_kv", "stride_q", "stride_kv")

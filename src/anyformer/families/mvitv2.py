@@ -11,16 +11,10 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, ConfigField, Field, Fixed, Ignored
 from anyformer.families.base.template import Config
 from anyformer.families.shared import mvit
-from anyformer.models import Model
-from anyformer.parts.embedding.patches import PatchEmbedding
-from anyformer.parts.embedding.prefix import PrefixTokens
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.grid.pooled_attention import GridPool, PooledAttention
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import FirstToken, MeanColumns, MeanTokens
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.absolute import Learned
-from anyformer.parts.position.grid import GridVectors
+from anyformer.parts import (
+    FirstToken, GridPool, GridVectors, LayerNorm, Learned, MLP, MeanColumns, MeanTokens, Model, PatchEmbedding, Pool,
+    PooledAttention, PrefixTokens,
+)  # fmt: skip
 from anyformer.runtime.grid import Sides
 from anyformer.specs.messages import quote
 from anyformer.weights.rules import Rename, Reshape, Rule

@@ -7,25 +7,11 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Fixed, Ignored
 from anyformer.families.base.template import Class, Config, activation
 from anyformer.families.shared import bert_like
-from anyformer.models import EncoderModel
-from anyformer.parts.attention.nystrom import NystromAttention
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.base import Transform
-from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import FirstToken
-from anyformer.parts.head.span import SpanHead
-from anyformer.parts.head.tag import TagHead
-from anyformer.parts.init import Normal
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.absolute import Learned
-from anyformer.parts.position.numbering import ByPlace
+from anyformer.parts import (
+    Block, ByPlace, ClassifyHead, EncoderModel, FirstToken, LMHead, LayerNorm, Learned, MLP, MultipleChoiceHead, Normal,
+    NystromAttention, Pool, SpanHead, Stack, Sublayer, TagHead, TextEmbedding, Tokens, Transform,
+)  # fmt: skip
 from anyformer.specs.addresses import value_at
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Reshape, Rule
 
 OP = "encoder.layers.attention.op"

@@ -9,22 +9,10 @@ from anyformer.families.base.fields import Absent, Ignored, Removed
 from anyformer.families.base.template import Class, Config, choice, conv1d, divides, entry
 from anyformer.families.gpt2 import GPT2
 from anyformer.families.shared.summary import DOUBLE_HEAD_FIELDS, double_template
-from anyformer.models import DecoderModel, Model
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.embedding.segment_ids import TokenSegments
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.classify import ClassifyHead
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import LastToken
-from anyformer.parts.init import Normal
-from anyformer.parts.mask import Causal
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.absolute import Learned
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
+from anyformer.parts import (
+    Attention, Block, Causal, ClassifyHead, DecoderModel, LMHead, LastToken, LayerNorm, Learned, MLP, Model, Normal,
+    Pool, Stack, Sublayer, TextEmbedding, TokenSegments, Tokens,
+)  # fmt: skip
 
 INNER, LAYER, NORM = "decoder.layers.feedforward.op", "decoder.layers.{i}", LayerNorm(eps=1e-5)
 

@@ -9,25 +9,11 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Ignored, Removed
 from anyformer.families.base.template import Class, Config, Entry, activation, equal_heads, tied
 from anyformer.families.shared.heads import causal_mask
-from anyformer.models import DecoderModel, Model
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.classify import ClassifyHead
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import LastToken
-from anyformer.parts.head.span import SpanHead
-from anyformer.parts.init import Normal
-from anyformer.parts.mask import Causal
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.output_projection import OutputProjection
-from anyformer.parts.position.absolute import Learned
-from anyformer.parts.position.numbering import RealTokens
+from anyformer.parts import (
+    Attention, Block, Causal, ClassifyHead, DecoderModel, LMHead, LastToken, LayerNorm, Learned, MLP, Model, Normal,
+    OutputProjection, Pool, RealTokens, SpanHead, Stack, Sublayer, TextEmbedding, Tokens,
+)  # fmt: skip
 from anyformer.specs.addresses import edit, value_at
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
 
 ATTENTION, INNER, LAYER = "decoder.layers.attention.op", "decoder.layers.feedforward.op", "decoder.layers.{i}"
 NORM = LayerNorm(eps=1e-5)

@@ -13,21 +13,12 @@ from anyformer.families.base.template import Class, Config, Entry, activation, e
 from anyformer.families.conformer import check_odd, macaron
 from anyformer.families.shared.speech import pointwise
 from anyformer.families.shared.vision import head_width, read_head_width
-from anyformer.models import EncoderModel, Model
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.convolution.conformer import ConvolutionModule
-from anyformer.parts.embedding.subsampling import SubsampledSpectrogram
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.ctc import CTCHead
-from anyformer.parts.head.frames import RealOutput
-from anyformer.parts.init import Initializer, Normal
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.relative import RelativeSinusoids
-from anyformer.parts.residual import Scaled
+from anyformer.parts import (
+    Attention, CTCHead, ConvolutionModule, EncoderModel, Initializer, LayerNorm, MLP, Model, Normal, RealOutput,
+    RelativeSinusoids, Scaled, Stack, Sublayer, SubsampledSpectrogram,
+)  # fmt: skip
 from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import quote
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rename, Rule
 
 ATTENTION, CONVOLUTION = "encoder.layers.attention.op", "encoder.layers.convolution.op"

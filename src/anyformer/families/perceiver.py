@@ -10,24 +10,13 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import ConfigField, Field, Ignored, activation_at
 from anyformer.families.base.template import Config
 from anyformer.families.shared.bert_like import TOKENS, renames
-from anyformer.models import EncoderModel, Model
+from anyformer.parts import (
+    Attention, Block, ClassifyHead, EncoderModel, FirstToken, LMHead, LayerNorm, Learned, Look, MLP, Model, Normal,
+    Perceiver, Pool, Stack, Sublayer, TextEmbedding, Tokens, Write,
+)  # fmt: skip
 from anyformer.parts.activation import activation_named
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.classify import ClassifyHead
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import FirstToken
-from anyformer.parts.init import Normal
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.absolute import Learned
 from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import nearest, quote
-from anyformer.stacks.block import Block
-from anyformer.stacks.perceiver import Look, Perceiver, Write
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rename, Rule
 
 LAYER = "encoder.stack.layers"

@@ -8,7 +8,7 @@ from anyformer.families.base.template import Entry, derived
 from anyformer.families.llama import ATTENTION, LLAMA, MLP
 from anyformer.families.shared import layer_types
 from anyformer.families.shared.heads import decoder_classes
-from anyformer.models import Model
+from anyformer.parts import Model
 from anyformer.specs.addresses import find
 
 

@@ -10,15 +10,7 @@ from anyformer.families.mixtral import MIXTRAL
 from anyformer.families.qwen2 import QWEN2
 from anyformer.families.shared.deepseek import MOE, experts
 from anyformer.families.shared.heads import decoder_classes, optional_window
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.feedforward.balance import PooledBalance
-from anyformer.parts.feedforward.mlp import GatedMLP
-from anyformer.parts.feedforward.moe import MoE
-from anyformer.parts.feedforward.routers import TopK
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.mask import Causal
-from anyformer.parts.norm import RMSNorm
-from anyformer.parts.position.rotary import Rope
+from anyformer.parts import Attention, Causal, GatedMLP, LMHead, MoE, PooledBalance, RMSNorm, Rope, TopK
 from anyformer.specs.addresses import edit
 
 HEADS = Attention(

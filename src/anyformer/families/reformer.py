@@ -11,24 +11,12 @@ from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, Entry, activation, entry, expand, parameter
 from anyformer.families.shared import axial
 from anyformer.families.shared.bert_like import check_span, head_dropout, stack_name
-from anyformer.models import DecoderModel, EncoderModel, Model
-from anyformer.parts.attention.local_chunks import ChunkAttention
-from anyformer.parts.attention.lsh import InChunks, LSHAttention
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.classify import ClassifyHead
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import FirstToken
-from anyformer.parts.head.span import SpanHead
-from anyformer.parts.init import Normal
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.absolute import AxialLearned
+from anyformer.parts import (
+    AxialLearned, ChunkAttention, ClassifyHead, DecoderModel, EncoderModel, FirstToken, InChunks, LMHead, LSHAttention,
+    LayerNorm, MLP, Model, Normal, Pool, Reversible, SpanHead, Stack, Sublayer, TextEmbedding, Tokens,
+)  # fmt: skip
 from anyformer.specs.addresses import edit, find, value_at
 from anyformer.specs.messages import quote
-from anyformer.stacks.reversible import Reversible
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
 
 NORM = LayerNorm(eps=1e-12)
 CHUNKS: dict[str, Any] = {"num_heads": 12, "head_width": 64, "chunk": 64, "before": 1, "after": 0, "multiple": 64}

@@ -11,8 +11,7 @@ from anyformer.families import llava, whisper
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import ConfigField, Field, with_defaults
 from anyformer.families.base.template import Config
-from anyformer.models import EncoderModel, Model, Tower
-from anyformer.parts.init import Normal
+from anyformer.parts import EncoderModel, Model, Normal, Tower
 from anyformer.specs.addresses import value_at
 from anyformer.weights.rules import Rule
 

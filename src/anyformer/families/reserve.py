@@ -9,24 +9,12 @@ import math
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import ConfigField, Field, activation_at
 from anyformer.families.base.template import Config, equal_heads
-from anyformer.models import EncoderModel, HiddenSpansModel, Model, Tower
+from anyformer.parts import (
+    Attention, Block, Embedding, EncoderModel, Head, HiddenSpansHead, HiddenSpansModel, LayerNorm, Learned, MLP,
+    MeanTokens, Model, Normal, PatchEmbedding, Pool, ProjectionHead, SegmentEmbedding, Stack, Sublayer, TextEmbedding,
+    Tokens, Tower,
+)  # fmt: skip
 from anyformer.parts.activation import activation_named
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.base import Embedding
-from anyformer.parts.embedding.patches import PatchEmbedding
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.embedding.waveform import SegmentEmbedding
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.base import Head
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import MeanTokens
-from anyformer.parts.head.similarity import HiddenSpansHead, ProjectionHead
-from anyformer.parts.init import Normal
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.absolute import Learned
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rule
 
 OP = "encoder.layers.feedforward.op"

@@ -9,22 +9,13 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, ConfigField, Field, activation_at
 from anyformer.families.base.template import Config
 from anyformer.families.shared.vision import BACKBONE, pair, unpair
-from anyformer.models import EncoderModel, Model
+from anyformer.parts import (
+    Activated, Block, ClassifyHead, Convolution, ConvolutionEmbedding, Convolutions, EncoderModel, ImageOutput, Kaiming,
+    MeanTokens, Model, Pool, ResidualDown, Stack, Stages, Sublayer, Uniform,
+)  # fmt: skip
 from anyformer.parts.activation import activation_named
-from anyformer.parts.embedding.convolution import ConvolutionEmbedding
-from anyformer.parts.grid.convolution import Convolution, Convolutions, ResidualDown
-from anyformer.parts.head.classify import ClassifyHead
-from anyformer.parts.head.image import ImageOutput
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import MeanTokens
-from anyformer.parts.init import Kaiming, Uniform
-from anyformer.parts.residual import Activated
 from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import quote
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.stages import Stages
-from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import ChannelsLast, Rename, Rule
 
 REDUCTION = 4  # width of a block / width of its bottleneck

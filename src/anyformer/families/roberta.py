@@ -9,23 +9,10 @@ from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, activation
 from anyformer.families.shared import bert_like
 from anyformer.families.shared.bert_like import LAYERS, NORM
-from anyformer.models import EncoderModel
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.base import Transform
-from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead, PooledOutput
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import FirstToken
-from anyformer.parts.head.span import SpanHead
-from anyformer.parts.head.tag import TagHead
-from anyformer.parts.init import Normal
-from anyformer.parts.position.absolute import Learned
-from anyformer.parts.position.numbering import WithoutToken
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
+from anyformer.parts import (
+    Attention, Block, ClassifyHead, EncoderModel, FirstToken, LMHead, Learned, MLP, MultipleChoiceHead, Normal, Pool,
+    PooledOutput, SpanHead, Stack, Sublayer, TagHead, TextEmbedding, Tokens, Transform, WithoutToken,
+)  # fmt: skip
 
 TEMPLATE = EncoderModel(
     width=768,

@@ -8,16 +8,11 @@ from typing import Any
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, derived, entry, parameter, tied
-from anyformer.models import DecoderModel
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.init import Initializer
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.recurrent.rwkv import ChannelMix, Halved, Orthogonal, TimeMix
-from anyformer.parts.residual import ADD, Residual
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
+from anyformer.parts import (
+    Block, ChannelMix, DecoderModel, Halved, Initializer, LMHead, LayerNorm, Orthogonal, Residual, Stack, Sublayer,
+    TextEmbedding, TimeMix, Tokens,
+)  # fmt: skip
+from anyformer.parts.residual import ADD
 
 TIME, CHANNEL = "decoder.layers.time.op", "decoder.layers.channel.op"
 THEIRS, OURS = "~blocks.{i}", "decoder.layers.{i}"

@@ -15,13 +15,10 @@ from anyformer.families.clip_text_model import factor
 from anyformer.families.shared.nested import nested_config, nested_rules, read_nested
 from anyformer.families.siglip_text_model import TEXT
 from anyformer.families.siglip_vision_model import IMAGE
-from anyformer.models import EncoderModel, TwoTowerModel
-from anyformer.parts.head.classify import ClassifyHead, PooledOutput
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import MeanColumns
-from anyformer.parts.head.sigmoid import PooledVector, SigmoidSimilarityHead
-from anyformer.parts.init import Normal
-from anyformer.parts.unused import UnusedNeck
+from anyformer.parts import (
+    ClassifyHead, EncoderModel, MeanColumns, Normal, Pool, PooledOutput, PooledVector, SigmoidSimilarityHead,
+    TwoTowerModel, UnusedNeck,
+)  # fmt: skip
 from anyformer.specs.addresses import edit
 from anyformer.weights.rules import Rename, Reshape, Rule
 

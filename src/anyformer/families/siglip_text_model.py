@@ -6,19 +6,10 @@ from __future__ import annotations
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, derived
 from anyformer.families.clip_text_model import TEXT as CLIP_TEXT
-from anyformer.models import EncoderModel
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.classify import PooledOutput
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import LastColumn
-from anyformer.parts.init import Initializer, Kaiming, Normal, Xavier
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.absolute import Learned
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
+from anyformer.parts import (
+    Attention, Block, EncoderModel, Initializer, Kaiming, LastColumn, LayerNorm, Learned, MLP, Normal, Pool,
+    PooledOutput, Stack, Sublayer, TextEmbedding, Tokens, Xavier,
+)  # fmt: skip
 
 NORM = LayerNorm(eps=1e-6)
 INIT: dict[str, Initializer] = {

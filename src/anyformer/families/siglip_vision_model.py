@@ -9,14 +9,10 @@ from anyformer.families.base.fields import Absent
 from anyformer.families.base.template import Class, Config, Entry, activation
 from anyformer.families.clip_vision_model import IMAGE as CLIP_IMAGE
 from anyformer.families.siglip_text_model import INIT, NORM, TEMPLATE
-from anyformer.models import EncoderModel
-from anyformer.parts.embedding.patches import PatchEmbedding
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.attention_pool import AttentionPool
-from anyformer.parts.head.classify import ClassifyHead, PooledOutput
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.init import Initializer, Normal, Xavier
-from anyformer.parts.position.absolute import Learned
+from anyformer.parts import (
+    AttentionPool, ClassifyHead, EncoderModel, Initializer, Learned, MLP, Normal, PatchEmbedding, Pool, PooledOutput,
+    Xavier,
+)  # fmt: skip
 from anyformer.weights.rules import Rename, Reshape, Rule, Split
 
 LAYERS, POOL = "encoder.layers", "head.pool.take"

@@ -8,24 +8,11 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, activation, choice, entry
 from anyformer.families.shared.vision import BACKBONE, EMBEDDING_WEIGHTS, IMAGES, patches, pixel_class
-from anyformer.models import EncoderModel, Model
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.embedding.patches import PatchEmbedding
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.grid.merge import Merge
-from anyformer.parts.grid.windows import Windows
-from anyformer.parts.head.classify import ClassifyHead, PooledOutput
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import MeanTokens
-from anyformer.parts.init import Normal, Value
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.absolute import Learned
-from anyformer.parts.position.grid import GridBias
+from anyformer.parts import (
+    Attention, Block, ClassifyHead, EncoderModel, GridBias, LayerNorm, Learned, MLP, MeanTokens, Merge, Model, Normal,
+    PatchEmbedding, Pool, PooledOutput, Stack, Stages, Sublayer, Value, Windows,
+)  # fmt: skip
 from anyformer.specs.addresses import edit, value_at
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.stages import Stages
-from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rename
 
 LAYERS = "encoder.stages.*.layers"

@@ -9,11 +9,7 @@ from anyformer.families.base.fields import Fixed
 from anyformer.families.base.template import Config, choice, entry
 from anyformer.families.shared.vision import pair
 from anyformer.families.swin import LAYERS, MIXER, NORM, OURS, SWIN, THEIRS, WINDOWS, mixers, size
-from anyformer.models import Model
-from anyformer.parts.attention.scores import LearnedScale
-from anyformer.parts.grid.merge import Merge
-from anyformer.parts.norm import LayerNorm, UnitNorm
-from anyformer.parts.position.grid import ContinuousGridBias
+from anyformer.parts import ContinuousGridBias, LayerNorm, LearnedScale, Merge, Model, UnitNorm
 from anyformer.specs.addresses import edit, value_at
 from anyformer.weights.rules import Rename
 

@@ -9,21 +9,13 @@ from anyformer.families.base.fields import ConfigField, Field, Ignored, Removed,
 from anyformer.families.base.template import Config, parameter, rules_of
 from anyformer.families.shared import t5
 from anyformer.families.shared.heads import causal, read_mask
-from anyformer.models import EncoderDecoderModel, EncoderModel, Model
+from anyformer.parts import (
+    Block, EncoderDecoderModel, EncoderModel, LMHead, MLP, MoE, Model, Normal, SpareTableTokens, Stack, Sublayer,
+    Switch, SwitchBalance, TextEmbedding, Tokens,
+)  # fmt: skip
 from anyformer.parts.activation import activation_named
-from anyformer.parts.embedding.spare_table import SpareTableTokens
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.feedforward.balance import SwitchBalance
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.feedforward.moe import MoE
-from anyformer.parts.feedforward.routers import Switch
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.init import Normal
 from anyformer.parts.mask import FULL
 from anyformer.specs.addresses import value_at
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rename, Rule
 from anyformer.weights.rules import Stack as StackRule
 

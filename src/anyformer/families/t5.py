@@ -18,19 +18,14 @@ from anyformer.families.shared.t5 import (
     stack,
     step,
 )
-from anyformer.models import EncoderDecoderModel, EncoderModel, Model
+from anyformer.parts import (
+    Block, ClassifyHead, EncoderDecoderModel, EncoderModel, GatedMLP, Head, LMHead, MLP, Model, SpanHead, TagHead,
+    TextEmbedding, Tokens,
+)  # fmt: skip
 from anyformer.parts.activation import activation_named
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.feedforward.mlp import MLP, GatedMLP
-from anyformer.parts.head.base import Head
-from anyformer.parts.head.classify import ClassifyHead
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.span import SpanHead
-from anyformer.parts.head.tag import TagHead
 from anyformer.parts.mask import FULL
 from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import quote
-from anyformer.stacks.block import Block
 from anyformer.weights.rules import Rule
 
 

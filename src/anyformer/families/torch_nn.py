@@ -15,20 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyformer.models import DecoderModel, EncoderDecoderModel, EncoderModel, Model
+from anyformer.parts import (
+    Attention, Block, Causal, DecoderModel, EncoderDecoderModel, EncoderModel, Initializer, LayerNorm, MLP, Model,
+    Stack, Sublayer, Uniform, Vectors, Xavier,
+)  # fmt: skip
 from anyformer.models.base import TransformerModule
 from anyformer.models.construct import skeleton
 from anyformer.parts.activation import ACTIVATIONS
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.embedding.vectors import Vectors
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.init import Initializer, Uniform, Xavier
-from anyformer.parts.mask import FULL, Causal
-from anyformer.parts.norm import LayerNorm
+from anyformer.parts.mask import FULL
 from anyformer.specs.messages import quote
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.filling import fill
 from anyformer.weights.rules import Matched, Rename, Rule, Split, plan
 

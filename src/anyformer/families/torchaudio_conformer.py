@@ -7,17 +7,10 @@ from anyformer.families.base.family import Family
 from anyformer.families.base.template import Class, Config, Entry, choice, divides
 from anyformer.families.conformer import INIT, check_odd, macaron, step
 from anyformer.families.shared.speech import pointwise
-from anyformer.models import EncoderModel, Model
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.convolution.conformer import ConvolutionModule
-from anyformer.parts.embedding.vectors import Vectors
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.init import Xavier
-from anyformer.parts.norm import BatchNorm, RowNorm
-from anyformer.parts.residual import Scaled
+from anyformer.parts import (
+    Attention, BatchNorm, Block, ConvolutionModule, EncoderModel, MLP, Model, RowNorm, Scaled, Stack, Vectors, Xavier,
+)  # fmt: skip
 from anyformer.specs.addresses import edit, value_at
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
 from anyformer.weights.rules import Rule, Split
 
 TEMPLATE = EncoderModel(

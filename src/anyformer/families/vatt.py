@@ -10,23 +10,11 @@ from typing import Any
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import ConfigField, Field, activation_at
 from anyformer.families.base.template import Config, equal_heads
-from anyformer.models import EncoderModel, Model, ThreeTowerModel
+from anyformer.parts import (
+    Attention, Block, Embedding, EncoderModel, LayerNorm, Learned, MLP, MeanTokens, Model, Normal, Pool, ProjectionHead,
+    SegmentEmbedding, SpacesHead, Stack, Sublayer, TextEmbedding, ThreeTowerModel, Tokens, VideoEmbedding,
+)  # fmt: skip
 from anyformer.parts.activation import activation_named
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.base import Embedding
-from anyformer.parts.embedding.patches import VideoEmbedding
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.embedding.waveform import SegmentEmbedding
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import MeanTokens
-from anyformer.parts.head.similarity import ProjectionHead, SpacesHead
-from anyformer.parts.init import Normal
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.absolute import Learned
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rule
 
 STACK = "text.encoder"

@@ -17,20 +17,10 @@ from anyformer.families.shared.vision import (
     read_head_width,
     tokens,
 )
-from anyformer.models import EncoderModel, Model
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.embedding.patches import PatchEmbedding
-from anyformer.parts.embedding.prefix import PrefixTokens
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.classify import ClassifyHead, PooledOutput
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import FirstToken
-from anyformer.parts.init import Normal, Value
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.absolute import Learned
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
+from anyformer.parts import (
+    Attention, Block, ClassifyHead, EncoderModel, FirstToken, LayerNorm, Learned, MLP, Model, Normal, PatchEmbedding,
+    Pool, PooledOutput, PrefixTokens, Stack, Sublayer, Value,
+)  # fmt: skip
 
 ATTENTION, INNER, LAYER = "encoder.layers.attention.op", "encoder.layers.feedforward.op", "encoder.layers.{i}"
 NORM = LayerNorm(eps=1e-12)

@@ -9,14 +9,8 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.template import Config, Entry, activation
 from anyformer.families.shared import speech
 from anyformer.families.shared.speech import one_of
-from anyformer.models import EncoderModel
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.norm import LayerNorm
+from anyformer.parts import Attention, Block, EncoderModel, LayerNorm, MLP, Stack, Sublayer
 from anyformer.specs.addresses import value_at
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
 
 POSITION, LAYER = "embedding.position", "encoder.layers.{i}"
 

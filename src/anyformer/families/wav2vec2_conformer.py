@@ -10,21 +10,13 @@ from anyformer.families.base.fields import Absent, Ignored
 from anyformer.families.base.template import Config, Entry, activation, entry, parameter
 from anyformer.families.conformer import check_odd, macaron
 from anyformer.families.shared import speech
-from anyformer.models import EncoderModel
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.convolution.conformer import ConvolutionModule
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.speech import SpeechNeck
-from anyformer.parts.init import Initializer, Kaiming, Value, Xavier
-from anyformer.parts.norm import LayerNorm
+from anyformer.parts import (
+    Attention, ConvolutionModule, EncoderModel, Initializer, InputRope, Kaiming, LayerNorm, MLP, RelativeSinusoids,
+    Scaled, SpeechNeck, Stack, Sublayer, Unused, Value, Xavier,
+)  # fmt: skip
 from anyformer.parts.position.absolute import AttentionPosition
-from anyformer.parts.position.relative import InputRope, RelativeSinusoids
-from anyformer.parts.residual import Scaled
-from anyformer.parts.unused import Unused
 from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import nearest, quote
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Repeat, Rule
 
 ATTENTION, CONVOLUTION = "encoder.layers.attention", "encoder.layers.convolution"

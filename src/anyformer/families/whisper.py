@@ -11,25 +11,12 @@ from anyformer.families.base.template import Class, Config, Entry, entry, parame
 from anyformer.families.shared import transformer
 from anyformer.families.shared.speech import AUGMENT, AUGMENTATION
 from anyformer.families.shared.transformer import check_padding
-from anyformer.models import EncoderDecoderModel, EncoderModel, Model
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.embedding.spec_augment import SpecAugment
-from anyformer.parts.embedding.spectrogram import SpectrogramEmbedding
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.classify import ClassifyHead
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import MeanTokens
-from anyformer.parts.init import Normal, Value
-from anyformer.parts.layer_mix import LayerMix
-from anyformer.parts.mask import Causal
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.absolute import Learned, Sinusoidal
+from anyformer.parts import (
+    Attention, Block, Causal, ClassifyHead, EncoderDecoderModel, EncoderModel, LMHead, LayerMix, LayerNorm, Learned,
+    MLP, MeanTokens, Model, Normal, Pool, Sinusoidal, SpecAugment, SpectrogramEmbedding, Stack, Sublayer, TextEmbedding,
+    Tokens, Value,
+)  # fmt: skip
 from anyformer.specs.addresses import value_at
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
 
 NORM = LayerNorm(eps=1e-5)
 FEEDFORWARD = Sublayer(pre_norm=NORM, op=MLP(width=1536, activation="gelu"))

@@ -9,30 +9,12 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Field, Fixed, Ignored
 from anyformer.families.base.template import Class, Config, Entry, choice, divides, read_only, require_integer, tied
 from anyformer.families.shared.summary import pool_entries
-from anyformer.models import EncoderModel, Model
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.embedding.labelled_text import LanguageText
-from anyformer.parts.embedding.padded_text import XLMText
-from anyformer.parts.embedding.segment_ids import TokenSegments
-from anyformer.parts.embedding.text import Tokens
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.likely_spans import LikelySpans
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import FirstToken
-from anyformer.parts.head.span import SpanHead
-from anyformer.parts.head.tag import TagHead
-from anyformer.parts.init import Initializer, Normal
-from anyformer.parts.mask import Causal, Full
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.absolute import Learned
-from anyformer.parts.position.sinusoid_init import Sines
+from anyformer.parts import (
+    Attention, Block, Causal, ClassifyHead, EncoderModel, FirstToken, Full, Initializer, LMHead, LanguageText,
+    LayerNorm, Learned, LikelySpans, MLP, Model, MultipleChoiceHead, Normal, Pool, Sines, SpanHead, Stack, Sublayer,
+    TagHead, TokenSegments, Tokens, XLMText, ZeroedPadding,
+)  # fmt: skip
 from anyformer.specs.addresses import edit, value_at
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.step_kinds import ZeroedPadding
-from anyformer.stacks.sublayer import Sublayer
 
 ATTENTION, INNER, LAYER = "encoder.layers.attention.op", "encoder.layers.feedforward.op", "encoder.layers.{i}"
 POSITIONS, TABLES = "embedding.position.weight", "embedding.*"

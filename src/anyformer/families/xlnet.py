@@ -9,27 +9,14 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Ignored, Removed
 from anyformer.families.base.template import Class, Config, Entry, activation, entry, expand, parameter, tied
 from anyformer.families.shared.summary import check_pool, pool_entries
-from anyformer.models import EncoderModel
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.embedding.permuted_text import OrderedText
-from anyformer.parts.embedding.text import Tokens
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.likely_spans import LikelySpans
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import LastColumn
-from anyformer.parts.head.span import SpanHead
-from anyformer.parts.head.tag import TagHead
-from anyformer.parts.init import Normal
-from anyformer.parts.mask import CAUSAL, FULL, Full, Mask, SameReach
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.segments import SegmentedSinusoids
+from anyformer.parts import (
+    Attention, Block, ClassifyHead, EncoderModel, Full, LMHead, LastColumn, LayerNorm, LikelySpans, MLP, Mask,
+    MultipleChoiceHead, Normal, OrderedText, Pool, SameReach, SegmentedSinusoids, SpanHead, Sublayer, TagHead, Tokens,
+    TwoStreams,
+)  # fmt: skip
+from anyformer.parts.mask import CAUSAL, FULL
 from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import nearest, quote
-from anyformer.stacks.block import Block
-from anyformer.stacks.sublayer import Sublayer
-from anyformer.stacks.two_streams import TwoStreams
 from anyformer.weights.rules import Flip, Heads, Reshape, Rule
 
 ATTENTION, INNER = "encoder.layers.attention.op", "encoder.layers.feedforward.op"

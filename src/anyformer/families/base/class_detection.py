@@ -10,7 +10,7 @@ from typing import Any
 from anyformer import families
 from anyformer.families.base.family import Family
 from anyformer.families.base.fields import Field, named_class
-from anyformer.models import Model
+from anyformer.parts import Model
 from anyformer.specs.messages import nearest, quote
 from anyformer.weights.rules import match
 

@@ -32,7 +32,7 @@ from anyformer.families.base.fields import (
     untag_floats,
 )
 from anyformer.families.base.template import Class, Config, Weights, fill_template, resolve_fields, rules_of
-from anyformer.models import Model
+from anyformer.parts import Model
 from anyformer.specs.addresses import edit, with_values
 from anyformer.specs.messages import nearest, quote, shorten
 from anyformer.specs.part import Part, Table, thaw, walk

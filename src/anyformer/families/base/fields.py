@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from anyformer.models import Model
+from anyformer.parts import Model
 from anyformer.parts.activation import ACTIVATION_NAMES, published_name
 from anyformer.parts.head.losses import Problem
 from anyformer.specs.addresses import value_at

@@ -16,9 +16,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from anyformer.families.base.fields import Absent, ConfigField, Field
-from anyformer.models import Model
+from anyformer.parts import Head, Model
 from anyformer.parts.activation import activation_named, published_name
-from anyformer.parts.head.base import Head
 from anyformer.specs.addresses import Path, check_all, children, deferred_checks, edit, find, replace_all, value_at
 from anyformer.specs.messages import nearest, quote
 from anyformer.specs.part import Part, conform, hints, thaw

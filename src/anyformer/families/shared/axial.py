@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from anyformer.families.base.template import Config, Entry
-from anyformer.models import Model
-from anyformer.parts.position.absolute import AxialLearned, Learned
+from anyformer.parts import AxialLearned, Learned, Model
 from anyformer.specs.addresses import value_at
 from anyformer.weights.rules import Reshape, Rule
 

@@ -9,18 +9,11 @@ from anyformer.families.base import template
 from anyformer.families.base.fields import ConfigField, Field, Removed
 from anyformer.families.base.template import Config, equal_heads
 from anyformer.families.shared.heads import causal, read_mask
-from anyformer.models import DecoderModel, Model
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.pretraining import PretrainingHead
-from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position.absolute import Learned
-from anyformer.parts.position.numbering import ByPlace, Numbering, WithoutToken
+from anyformer.parts import (
+    Attention, Block, ByPlace, DecoderModel, LMHead, LayerNorm, Learned, MLP, Model, Numbering, PretrainingHead, Stack,
+    Sublayer, WithoutToken,
+)  # fmt: skip
 from anyformer.specs.addresses import value_at
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Copies, Rename, Rule
 
 TOKENS = "embedding.tokens.weight"

@@ -6,10 +6,7 @@ from typing import Any
 
 from anyformer.families.base.fields import Absent
 from anyformer.families.base.template import Config, Entry, entry
-from anyformer.models import Model
-from anyformer.parts.attention.scores import SoftCap
-from anyformer.parts.head.capped import CappedHead
-from anyformer.parts.head.language import LMHead
+from anyformer.parts import CappedHead, LMHead, Model, SoftCap
 
 
 def final_cap(spec: Model) -> float | None:

@@ -8,8 +8,7 @@ from typing import Any
 
 from anyformer.families.base.fields import Absent
 from anyformer.families.base.template import Config, Entry, entry
-from anyformer.models import Model
-from anyformer.parts.position.disentangled import Disentangled
+from anyformer.parts import Disentangled, Model
 from anyformer.specs.addresses import value_at
 
 ATTENTION = "encoder.layers.attention.op"

@@ -7,7 +7,7 @@ from typing import Any
 
 from anyformer.families.base.template import Config, entry
 from anyformer.families.shared.rope import read_rope
-from anyformer.models import Model
+from anyformer.parts import Model
 from anyformer.specs.addresses import edit, value_at
 from anyformer.weights.rules import Rename, Rule, Stack
 

@@ -7,15 +7,10 @@ from typing import Any
 
 from anyformer.families.base.fields import Absent, Field
 from anyformer.families.base.template import Class, Config, Entry, entry, read_only
-from anyformer.models import Model
-from anyformer.parts.head.base import Head
-from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import LastOccurrence, LastToken
-from anyformer.parts.head.span import SpanHead
-from anyformer.parts.head.tag import TagHead
-from anyformer.parts.mask import All, Causal, Full, Mask, Window
+from anyformer.parts import (
+    All, Causal, ClassifyHead, Full, Head, LMHead, LastOccurrence, LastToken, Mask, Model, MultipleChoiceHead, Pool,
+    SpanHead, TagHead, Window,
+)  # fmt: skip
 from anyformer.specs.addresses import find, value_at
 
 

@@ -8,11 +8,9 @@ from typing import Any
 from anyformer.families.base.fields import Absent
 from anyformer.families.base.template import Config, Entry, entry, read_only
 from anyformer.families.shared.heads import causal, decoder_mask, window_size
-from anyformer.models import DecoderModel, Model
-from anyformer.parts.mask import Mask, Window
+from anyformer.parts import DecoderModel, Mask, Model, Stack, Window
 from anyformer.specs.addresses import edit, find, value_at
 from anyformer.specs.messages import quote
-from anyformer.stacks.stack import Stack
 
 KINDS = {"sliding_attention": "sliding", "full_attention": "full"}
 NAMES = {ours: theirs for theirs, ours in KINDS.items()}

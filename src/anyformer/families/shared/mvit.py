@@ -6,20 +6,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-from anyformer.models import EncoderModel, Model
-from anyformer.parts.base import Embedding
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.grid.pooled_attention import GridPool, PooledAttention, Skip
-from anyformer.parts.head.classify import ClassifyHead
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.init import Kaiming, Normal
-from anyformer.parts.norm import LayerNorm
+from anyformer.parts import (
+    Block, ClassifyHead, Embedding, EncoderModel, GridPool, Kaiming, LayerNorm, MLP, Model, Normal, NormedShortcut,
+    Pool, PooledAttention, Skip, Stack, Sublayer,
+)  # fmt: skip
 from anyformer.runtime.grid import Sides
 from anyformer.specs.addresses import value_at
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.step_kinds import NormedShortcut
-from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rename, Rule, Split
 
 By = Literal["convolution", "max", "mean"]

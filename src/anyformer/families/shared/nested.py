@@ -7,7 +7,7 @@ from typing import Any
 
 from anyformer.families.base.family import Family
 from anyformer.families.base.fields import GENERATION, Field
-from anyformer.models import Model
+from anyformer.parts import Model
 from anyformer.specs.messages import quote
 from anyformer.weights.rules import Rule
 

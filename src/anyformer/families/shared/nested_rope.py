@@ -8,8 +8,7 @@ from typing import Any
 from anyformer.families.base.template import Config, Entry, read_only
 from anyformer.families.shared.layer_types import KINDS
 from anyformer.families.shared.rope import ROPE, read_rope, write_rope
-from anyformer.models import Model
-from anyformer.parts.position.rotary import Rope
+from anyformer.parts import Model, Rope
 from anyformer.specs.addresses import find
 
 

@@ -6,15 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from anyformer.families.base.template import Class, Config, Entry, activation, choice, entry, tied
-from anyformer.parts.head.base import Head
-from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.pooling import FirstToken, MeanTokens
-from anyformer.parts.head.prediction import PredictionPool, PredictionSpanHead, PredictionTagHead, PredictionTransform
-from anyformer.parts.head.sparse import SparseHead
-from anyformer.parts.init import Initializer
-from anyformer.parts.norm import Norm
-from anyformer.parts.truncated_init import TruncatedLeCun
+from anyformer.parts import (
+    ClassifyHead, FirstToken, Head, Initializer, LMHead, MeanTokens, MultipleChoiceHead, Norm, PredictionPool,
+    PredictionSpanHead, PredictionTagHead, PredictionTransform, SparseHead, TruncatedLeCun,
+)  # fmt: skip
 
 
 def classes(name: str, vocab_size: int, norm: Norm, init: Mapping[str, Initializer]) -> dict[str, Class]:

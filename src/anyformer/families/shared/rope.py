@@ -6,16 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from anyformer.families.base.template import Config, Entry, entry, read_only
-from anyformer.parts.position.rotary import (
-    DynamicScaling,
-    LinearScaling,
-    Llama3Scaling,
-    LongScaling,
-    ProportionalScaling,
-    Rope,
-    RopeScaling,
-    YarnScaling,
-)
+from anyformer.parts import (
+    DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, ProportionalScaling, Rope, RopeScaling, YarnScaling,
+)  # fmt: skip
 from anyformer.specs.messages import nearest, quote
 
 TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")

@@ -6,7 +6,7 @@ from typing import Any
 
 from anyformer import families
 from anyformer.families.base.fields import COMMON, Absent, Field
-from anyformer.models import Model
+from anyformer.parts import Model
 from anyformer.specs.part import Table, thaw
 
 

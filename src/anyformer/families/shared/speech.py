@@ -7,21 +7,11 @@ from typing import Any
 
 from anyformer.families.base.fields import Absent, Ignored
 from anyformer.families.base.template import Class, Config, Entry, entry, equal_heads, parameter
-from anyformer.models import Model
-from anyformer.parts.embedding.spec_augment import SpecAugment
-from anyformer.parts.embedding.waveform import ConvolutionStem, WaveformEmbedding
-from anyformer.parts.head.classify import ClassifyHead
-from anyformer.parts.head.contrastive import ContrastHead, Quantizer
-from anyformer.parts.head.ctc import CTCHead
-from anyformer.parts.head.pool import Pool
-from anyformer.parts.head.pooling import MeanTokens
-from anyformer.parts.head.speech import ConvolutionAdapter, FrameHead, SpeechNeck, SpeechOutput
-from anyformer.parts.head.xvector import XVectorHead
-from anyformer.parts.init import Initializer, Kaiming, Normal, Uniform, Value
-from anyformer.parts.layer_mix import LayerMix, Neck
-from anyformer.parts.norm import LayerNorm, Norm
-from anyformer.parts.position.absolute import Convolutional
-from anyformer.parts.unused import Unused
+from anyformer.parts import (
+    CTCHead, ClassifyHead, ContrastHead, ConvolutionAdapter, ConvolutionStem, Convolutional, FrameHead, Initializer,
+    Kaiming, LayerMix, LayerNorm, MeanTokens, Model, Neck, Norm, Normal, Pool, Quantizer, SpecAugment, SpeechNeck,
+    SpeechOutput, Uniform, Unused, Value, WaveformEmbedding, XVectorHead,
+)  # fmt: skip
 from anyformer.specs.addresses import value_at
 from anyformer.weights.rules import Rename, Reshape, Rule
 

@@ -7,11 +7,8 @@ from typing import Any
 
 from anyformer.families.base.fields import Absent
 from anyformer.families.base.template import Config, Entry, choice, entry, read_only
-from anyformer.models import Model
+from anyformer.parts import DoubleHead, FirstToken, LMHead, LastColumn, MeanColumns, Model, Summary
 from anyformer.parts.activation import ACTIVATION_NAMES, activation_named, published_name
-from anyformer.parts.head.double import DoubleHead, Summary
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.pooling import FirstToken, LastColumn, MeanColumns
 from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import nearest
 

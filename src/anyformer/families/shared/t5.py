@@ -5,13 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.template import Config
-from anyformer.parts.attention.attention import Attention
-from anyformer.parts.init import Initializer, Normal, Value
-from anyformer.parts.norm import RMSNorm
-from anyformer.parts.op import Op
+from anyformer.parts import Attention, Initializer, Normal, Op, RMSNorm, Stack, Sublayer, Value
 from anyformer.parts.position.absolute import BucketedBias
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
 
 READS_SOURCE = ("T5ForQuestionAnswering", "T5ForSequenceClassification")  # the decoder reads the encoder's input
 

@@ -8,8 +8,7 @@ from typing import Any
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Config, activation
 from anyformer.families.shared.heads import causal_mask
-from anyformer.models import Model
-from anyformer.parts.embedding.text import TextEmbedding
+from anyformer.parts import Model, TextEmbedding
 
 TOKENS = "embedding.tokens.weight"
 

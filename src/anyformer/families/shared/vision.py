@@ -8,11 +8,8 @@ from typing import Any
 
 from anyformer.families.base.fields import Absent, Ignored
 from anyformer.families.base.template import Class, Config, Entry, entry
-from anyformer.models import EncoderModel, Model
-from anyformer.parts.embedding.patches import PatchEmbedding
-from anyformer.parts.head.image import PixelHead
+from anyformer.parts import EncoderModel, Model, PatchEmbedding, PixelHead, Stages
 from anyformer.specs.addresses import value_at
-from anyformer.stacks.stages import Stages
 from anyformer.weights.rules import Concat, Rename, Reshape, Rule
 
 
