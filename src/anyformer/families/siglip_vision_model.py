@@ -15,6 +15,7 @@ from anyformer.parts.head.classify import ClassifyHead, PooledOutput
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Initializer, Normal, Xavier
 from anyformer.parts.position.absolute import Learned
+from anyformer.specs.addresses import value_at
 from anyformer.weights.rules import Rename, Reshape, Rule, Split
 
 LAYERS, POOL = "encoder.layers", "head.pool.take"
@@ -28,7 +29,7 @@ def image_init(width: int) -> dict[str, Initializer]:
 
 def has_pooling(spec: EncoderModel) -> bool:
     """Written only if False. A published class reads the field, but has no default for it."""
-    if (spec.encoder.neck if isinstance(spec.head, ClassifyHead) else spec.head) is not None:
+    if value_at(spec, "encoder.neck" if isinstance(spec.head, ClassifyHead) else "head") is not None:
         raise Absent
     return False
 

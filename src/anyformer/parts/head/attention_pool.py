@@ -36,7 +36,7 @@ class AttentionPool(Pooling, called=("attention pooling", "MAP head", "multihead
         chance(self, "dropout")
         if set(self.bias) - set("qkvo"):
             raise ValueError(f"AttentionPool.bias is {quote(self.bias)}; use only letters of 'qkvo'")
-        if self.feedforward is not None and self.feedforward.out is not None:
+        if getattr(self.feedforward, "out", None) is not None:
             raise ValueError("AttentionPool.feedforward.out: the vector keeps its width; do not set it")
 
     def build(self, site: Site) -> nn.Module:
