@@ -419,8 +419,8 @@ def load_pretrained(part: Pretrained, seed: int, labels: tuple[str, ...] = (), p
         config.pop("num_labels", None)
         config |= {name: thaw(old.with_labels(labels).source[name]) for name in ("id2label", "label2id")}
     spec = family.read(config)
-    for path, part in walk(spec.head, "head"):
-        if isinstance(part, LastToken) and part.padding_token is None and pad is not None:
+    for path, take in walk(spec.head, "head"):
+        if isinstance(take, LastToken) and take.padding_token is None and pad is not None:
             spec = override(spec, {f"{path}.padding_token": pad})
     model, report = load_as(spec, folder, dtype=torch.float32, strict=False, seed=seed)
     missing = sorted(name for name in model.fresh if not name.startswith("head."))
