@@ -198,6 +198,7 @@ FAMILIES: dict[str, Callable[[Path], Any]] = {
     "opt": saved(tokenizer("GPT2Tokenizer", byte_pairs(["<s>", "<pad>", "</s>"]), bos_token="</s>", eos_token="</s>",
                            unk_token="</s>", pad_token="<pad>", add_bos_token=True)),
     "parakeet_ctc": saved(parakeet),
+    "siglip_vision_model": saved(images("SiglipImageProcessor", size=SMALL)),
     "perceiver": saved(lambda: transformers.PerceiverTokenizer()),
     "reformer": saved(tokenizer("ReformerTokenizer", joined_pieces(["</s>", "<unk>", "<pad>"], False),
                                 pad_token="<pad>")),

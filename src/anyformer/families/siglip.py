@@ -16,40 +16,39 @@ from anyformer.families.shared.nested import nested_config, nested_rules, read_n
 from anyformer.families.siglip_text_model import TEXT
 from anyformer.families.siglip_vision_model import IMAGE
 from anyformer.parts import (
-    ClassifyHead, EncoderModel, MeanColumns, Normal, Pool, PooledOutput, PooledVector, SigmoidSimilarityHead,
+    ClassifyHead, EncoderModel, MeanColumns, Normal, Pool, PooledVector, SigmoidSimilarityHead,
     TwoTowerModel, UnusedNeck,
 )  # fmt: skip
-from anyformer.specs.addresses import edit
+from anyformer.specs.addresses import edit, value_at
 from anyformer.weights.rules import Rename, Reshape, Rule
 
 
 def describe(c: Config) -> Any:
     """Return a model of both towers, or one tower."""
     if c.architecture in TEXT.classes:
-        return read_nested("text_config", c.text_config or {}, TEXT, c.architecture)
-    image: Any = read_nested("vision_config", c.vision_config or {}, IMAGE, "SiglipVisionModel")
+        return tower(c, "text_config", TEXT)
+    image = tower(c, "vision_config", IMAGE)
     if c.architecture in IMAGE.classes:
         return image
     if c.architecture == "SiglipForImageClassification":
-        pooling = None if image.head is None else UnusedNeck(part=image.head.pool.take)
+        unused = None if image.head is None else UnusedNeck(part=value_at(image, "head.pool.take"))
         head = ClassifyHead(num_labels=c.num_labels, pool=Pool(take=MeanColumns()), problem=c.problem_type)
-        start = Normal(std=image.width**-0.5 * c.initializer_factor)
-        return edit(image, {"head": head, "encoder.neck": pooling}).replace(
-            init={**image.init, "head.out.weight": start}
-        )
-    text: Any = read_nested("text_config", c.text_config or {}, TEXT, "SiglipTextModel")
+        init = {**image.init, "head.out.weight": Normal(std=image.width**-0.5 * c.initializer_factor)}
+        return edit(image, {"head": head, "encoder.neck": unused, "init": init})
     if image.head is None:
         raise ValueError(
             "vision_config.vision_use_head is false, but the vector of an image is the output of that head"
         )
-    assert isinstance(text.head, PooledOutput)
-    width = image.width
-    return TwoTowerModel(
-        width=width,
-        text=text.replace(head=PooledVector(pool=text.head.pool, width=width)),
-        image=image.replace(head=PooledVector(pool=image.head.pool, width=width, name="image_embeds")),
-        head=SigmoidSimilarityHead(scale=0.0, bias=0.0),
-    )
+    text, width = tower(c, "text_config", TEXT), image.width
+    text = text.replace(head=PooledVector(pool=value_at(text, "head.pool"), width=width))
+    image = image.replace(head=PooledVector(pool=value_at(image, "head.pool"), width=width, name="image_embeds"))
+    return TwoTowerModel(width=width, text=text, image=image, head=SigmoidSimilarityHead(scale=0.0, bias=0.0))
+
+
+def tower(c: Config, name: str, family: Family) -> EncoderModel:
+    spec = read_nested(name, getattr(c, name) or {}, family, family.architectures[0])
+    assert isinstance(spec, EncoderModel)
+    return spec
 
 
 def rules(spec: TwoTowerModel | EncoderModel) -> list[Rule]:

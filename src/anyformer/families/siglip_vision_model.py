@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 
 from anyformer.families.base.fields import Absent
 from anyformer.families.base.template import Class, Config, Entry, activation
@@ -13,6 +12,7 @@ from anyformer.parts import (
     AttentionPool, ClassifyHead, EncoderModel, Initializer, Learned, MLP, Normal, PatchEmbedding, Pool, PooledOutput,
     Xavier,
 )  # fmt: skip
+from anyformer.specs.addresses import value_at
 from anyformer.weights.rules import Rename, Reshape, Rule, Split
 
 LAYERS, POOL = "encoder.layers", "head.pool.take"
@@ -24,9 +24,9 @@ def image_init(width: int) -> dict[str, Initializer]:
     return {"embedding.position.weight": Normal(std=width**-0.5), **projections, **INIT}
 
 
-def has_pooling(spec: Any) -> bool:
+def has_pooling(spec: EncoderModel) -> bool:
     """Written only if False. A published class reads the field, but has no default for it."""
-    if (spec.encoder.neck if isinstance(spec.head, ClassifyHead) else spec.head) is not None:
+    if value_at(spec, "encoder.neck" if isinstance(spec.head, ClassifyHead) else "head") is not None:
         raise Absent
     return False
 

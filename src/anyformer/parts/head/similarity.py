@@ -38,7 +38,7 @@ class ProjectionModule(HeadModule, of=ProjectionHead):
         super().__init__()
         self.name, self.balance = part.name, part.balance
         self.pool = part.pool.build(site.child("pool"))
-        self.project = nn.Linear(site.width, part.width, bias=False)
+        self.project: nn.Module = nn.Linear(site.width, part.width, bias=False)
 
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         outputs = {self.name: self.project(self.pool(x, ctx, inputs)), "last_hidden_state": x}
