@@ -16,13 +16,10 @@ from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, start_run
 from anyformer.tasks.writing import check_settings, decode_text
 
 
-class WriteOptions(RunOptions, total=False):
-    stream: bool  # return an iterator over the pieces of one text
-
-
 def write(
     model: Source,
     inputs: Inputs,
+    stream: bool = False,
     *,
     max_new_tokens: Annotated[int | None, "longest text, in tokens (default: the folder's, else 128)"] = None,
     num_beams: Beams = None,
@@ -38,7 +35,7 @@ def write(
     seed: Annotated[int | None, "seed of sampling: the same seed gives the same text"] = None,
     stop: Annotated[Sequence[str] | None, "stop before this text; can be repeated"] = None,
     chat: Annotated[bool, "the text is a user's message: apply the chat template"] = False,
-    **run_options: Unpack[WriteOptions],
+    **run_options: Unpack[RunOptions],
 ) -> Any:
     """Return the text that the model writes after the input, or an encoder-decoder's output for the input. With
     `stream`, return an iterator over the pieces of one text. Options default to the folder's. With `chat`, the input is
@@ -49,7 +46,6 @@ def write(
     >>> for piece in write("a/model/folder", "Once upon a time", stream=True):  # doctest: +SKIP
     ...     print(piece, end="", flush=True)
     """
-    stream = run_options.pop("stream", False)
     request = start_run("write", model, inputs, run_options)
     check_can_generate(request.model, by_position=True)
     given = {
