@@ -17,6 +17,7 @@ import torch
 from anyformer.kernels import hardware
 
 REPO = Path(__file__).resolve().parents[1]
+collect_ignore = ["faults.py"]  # has no doctests, and its Parts may be declared only once
 
 
 def pytest_configure(config: pytest.Config) -> None:

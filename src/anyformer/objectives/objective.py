@@ -195,7 +195,7 @@ class Objective(Part):
 
     def predict(self, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Predictions:
         """Return predictions and right answers, if there are `metrics`. `records` has the records of each example."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} has no metrics, so it makes no predictions")
 
     def target_bytes(self, example: Example) -> int:
         """Return the number of bytes of the text that is predicted."""

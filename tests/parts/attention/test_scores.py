@@ -40,14 +40,14 @@ def test_sinks_take_weight_and_give_nothing(kernel: str) -> None:
     assert (seen[0].sum(-1) < 1).all()
 
 
-class Squared(PointwiseChange, sees="itself"):
+class SignedSquare(PointwiseChange, sees="itself"):
     """score * |score|, as a user would add it."""
 
     def build(self, site: Site) -> nn.Module:
-        return SquaredModule()
+        return SignedSquareModule()
 
 
-class SquaredModule(PointwiseModule):
+class SignedSquareModule(PointwiseModule):
     def forward(self, scores: Tensor) -> Tensor:
         return scores * scores.abs()
 
@@ -55,14 +55,14 @@ class SquaredModule(PointwiseModule):
 def test_a_new_change_needs_no_other_file() -> None:
     """Changes are applied in order; it is traced, saved and used in generation."""
     module, x = (
-        made(Attention(num_heads=H, mask=Causal(), scores=(SoftCap(bound=2.0), Squared())), D),
+        made(Attention(num_heads=H, mask=Causal(), scores=(SoftCap(bound=2.0), SignedSquare())), D),
         torch.randn(2, T, D),
     )
     scores, v = scores_of(module, x)
     capped = 2.0 * torch.tanh(scores / 2.0)
     changed = (capped * capped.abs()).masked_fill(scores.isinf(), -torch.inf)
     close(module(x, context(T)), module.o((changed.softmax(-1) @ v).transpose(1, 2).flatten(2)), 1e-5)
-    model = stirred(af.override(plain(), {"decoder.layers.attention.op.scores": [{"kind": "Squared"}]})).eval()
+    model = stirred(af.override(plain(), {"decoder.layers.attention.op.scores": [{"kind": "SignedSquare"}]})).eval()
     ids = torch.arange(1, 6)[None]
     with_cache, without = (af.generate(model, ids, max_new_tokens=5, use_cache=cached) for cached in (True, False))
     assert torch.equal(with_cache, without)

@@ -70,8 +70,12 @@ class ScaleByLayer(ScoreChange, sees="itself"):
     def factor(self, layer: int) -> float:
         return 1 / (layer + 1)
 
-    def build(self, site: Site) -> nn.Module:
-        return nn.Identity()
+
+class ScaleByLayerModule(PartModule, of=ScaleByLayer):
+    silent = True  # `factor` is part of the scale: there is nothing to compute or trace
+
+    def __init__(self, part: ScaleByLayer, site: Site) -> None:
+        super().__init__()
 
 
 class LearnedScale(QueryChange, sees="itself"):

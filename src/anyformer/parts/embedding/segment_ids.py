@@ -28,6 +28,8 @@ class TokenSegments(SegmentIds, sees="itself"):
 
 
 class TokenSegmentsModule(nn.Module):
+    silent = True  # has no value of its own to trace
+
     def forward(self, x: Tensor, ids: Tensor, vectors: Callable[[Tensor], Tensor]) -> Tensor:
         return x + vectors(ids)
 
@@ -42,5 +44,7 @@ class IgnoredSegments(SegmentIds, sees="itself"):
 
 
 class IgnoredSegmentsModule(nn.Module):
+    silent = True
+
     def forward(self, x: Tensor, ids: Tensor, vectors: Callable[[Tensor], Tensor]) -> Tensor:
         return x
