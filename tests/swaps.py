@@ -127,8 +127,8 @@ STACKS = {"TimedStack": {"layers": {"kind": "Block", "attention": {"kind": "Subl
 TEXTS: dict[str, dict[str, Any]] = {
     "TextEmbedding": {}, "GlobalTextEmbedding": {"global_tokens": "first"}, "SegmentedText": {},
     "BlockTextEmbedding": {"block_size": 2, "random_blocks": 1}, "SubwordBlocks": {"blocks": 3, "downsample": 1},
-    "TaskText": {}, "LanguageText": {"languages": 2}, "HiddenTokenText": {"hidden_token": 3}, "ZeroedPaddingText": {},
-    "XLMText": {"hidden_token": 3},
+    "TaskText": {}, "LanguageText": {"languages": 2}, "HiddenTokenText": {"hidden_token": 0}, "ZeroedPaddingText": {},
+    "XLMText": {"hidden_token": 0},
 }  # fmt: skip
 SLOTS: dict[str, dict[str, dict[str, Any]]] = {
     "decoder.layers.attention.op.mask": MASKS, "decoder.layers.attention.op": OPS,

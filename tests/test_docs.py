@@ -288,7 +288,7 @@ def test_what_the_catalogues_say(site: Any) -> None:
     section = site.part_section(about(Part.kinds["Rope"]))
     for said in (
         "## Rope\n\nRotary positions", "- Also called: rotary, RoFormer", "- Paper: Su et al. 2021",
-        "`Attention.position`", "| `fraction` | `float` | `1.0` | share of the head's channels that rotate |",
+        "`Attention.position`", "| `fraction` | `float (above 0)` | `1.0` | share of the head's channels that rotate |",
     ):  # fmt: skip
         assert said in section, said
     assert all(f"\n## {verb}\n" in site.commands() for verb in cli.VERBS)

@@ -518,7 +518,7 @@ def test_wordpieces_are_berts(tmp_path):
     assert len(small) == 10, "letters that do not fit are left out, the rarest first"
     with pytest.raises(ValueError, match="'unk_token' is missing"):
         TrainedUnigram(special={"pad_token": "<pad>", "eos_token": "</s>"})
-    with pytest.raises(ValueError, match="TrainedWordPiece.size is 5; it must be at least 6"):
+    with pytest.raises(ValueError, match="TrainedWordPiece.size is 5; "):
         TrainedWordPiece(size=5)
 
 

@@ -41,7 +41,7 @@ STANDS_FOR: dict[str, str] = {
     "DecisionTransformerModel": "trajectories",
     "GPT2LMHeadModel-odd": "scores divided by the number of the layer",
     "GPT2ForSequenceClassification": "vector of the last token",
-    "T5ForSequenceClassification-v1.1": "vector of the last end-of-text token",
+    "BartForSequenceClassification": "vector of the last end-of-text token",
     "OPTForCausalLM-bare": "projection after the last layer",
     "XLNetForMultipleChoice-mean": "mean of all columns",
     "XLNetForMultipleChoice-cls_index": "vector of the last column",

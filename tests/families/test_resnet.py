@@ -178,7 +178,7 @@ def test_clear_errors() -> None:
         (lambda: ResidualDown(width=4, layers=(two,), skip=one), "the stride of all layers, 2"),
         (lambda: ConvolutionEmbedding(layers=(one,), pool=2), "odd pool"),
         (lambda: af.override(af.spec("gpt2"), {"decoder.layers.attention.op": Convolutions(layers=(one,))}), "future"),
-        (lambda: af.override(af.spec("resnet-18"), {"encoder.down": ()}), "encoder.down: 4 stages"),
+        (lambda: af.override(af.spec("resnet-18"), {"encoder.down": ()}), "encoder: down has 0 steps; 4 stages"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=match):
             make()

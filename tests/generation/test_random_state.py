@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from anyformer.generation import random_state as dice_module
 from anyformer.generation.random_state import SeededRows
+from anyformer.kernels import random_bits
 from anyformer.kernels.random_bits import mix
 
 CPU = torch.device("cpu")
@@ -57,7 +57,7 @@ def test_no_two_seeds_copies_and_places_share_their_chance() -> None:
 
 @pytest.mark.parametrize(("bits", "expected"), [(0, -math.log(54 * math.log(2))), (-1, 53 * math.log(2))])
 def test_the_rarest_draws_are_finite(bits: int, expected: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dice_module, "mix", lambda x: torch.full_like(x, bits))
+    monkeypatch.setattr(random_bits, "mix", lambda x: torch.full_like(x, bits))
     noise = SeededRows(3, 1, 1, CPU).gumbel(torch.zeros(1, dtype=torch.long), torch.arange(4)[None])
     assert noise.tolist() == [pytest.approx([expected] * 4)]
 

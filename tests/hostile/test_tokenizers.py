@@ -129,7 +129,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "bytes of bytes, split": (
         lambda file: file.update(pre_tokenizer=sequence("pretokenizers", [
             {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False}] * 40)),
-        "more than 2 steps",
+        "more than 2 ByteLevel",
     ),
     "backtracking": (lambda file: file.update(pre_tokenizer=split("(a+)+$")), "retry-limit-in-match over"),
     "backtracking normalizer": (normalized(replace("(a+)+$", "b", True)), "retry-limit-in-match over"),

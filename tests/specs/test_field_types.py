@@ -98,20 +98,20 @@ def test_ranges_are_shown() -> None:
 
 
 def test_a_module_names_its_part() -> None:
-    class Doubled(Op, sees="itself"):
+    class Times(Op, sees="itself"):
         factor: Positive = 2.0
 
-    class DoubledModule(PartModule, of=Doubled):
-        def __init__(self, part: Doubled, site: Site) -> None:
+    class TimesModule(PartModule, of=Times):
+        def __init__(self, part: Times, site: Site) -> None:
             super().__init__()
             self.factor, self.width = part.factor, site.width
 
         def forward(self, x: Tensor, ctx: Context) -> Tensor:
             return x * self.factor
 
-    module = Doubled(factor=3.0).build(Site(width=8))
-    assert type(module) is DoubledModule and (module.factor, module.width) == (3.0, 8)
-    assert Doubled().sees == "itself"
+    module = Times(factor=3.0).build(Site(width=8))
+    assert type(module) is TimesModule and (module.factor, module.width) == (3.0, 8)
+    assert Times().sees == "itself"
 
 
 def test_a_new_module_needs_a_new_sees() -> None:

@@ -138,5 +138,5 @@ def test_a_sheet_has_rows_of_pictures_of_one_size(tmp_path: Path) -> None:
     write_sheet(tmp_path / "s.png", [black, short], gap=1)
     sheet = pixels(tmp_path / "s.png")
     assert sheet.shape == (5, 8, 3) and (sheet[3:, 3:] == 255).all() and not sheet[:2, 3:5].any()
-    with pytest.raises(ValueError, match="of one size"):
+    with pytest.raises(ValueError, match="all of one shape"):
         write_sheet(tmp_path / "s.png", [black, np.zeros((1, 3, 3, 3), np.uint8)])

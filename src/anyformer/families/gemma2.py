@@ -49,6 +49,7 @@ def size(width: int, inner: int, depth: int, heads: int, published: float, **mor
 
 GEMMA2 = LLAMA.but(
     "gemma2",
+    tokenizer="",
     changes={
         "width": 2304,
         "length": 8192,

@@ -43,6 +43,7 @@ def experts(theirs: str, spec: Model) -> list[Rule]:
 
 GPT_OSS = MIXTRAL.but(
     "gpt_oss",
+    tokenizer="",
     changes={
         "width": 2880,
         "embedding.tokens.vocab_size": 201088,

@@ -33,6 +33,8 @@ def dense_layers(kinds: tuple[str, ...]) -> list[int]:
 
 QWEN3_MOE = LLAMA.but(
     "qwen3_moe",
+    tokenizer="Qwen2Tokenizer",
+    base_tokenizer="",
     about="decoders with a mixture of experts",
     changes={
         "width": 2048,

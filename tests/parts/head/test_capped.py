@@ -65,7 +65,7 @@ def test_contributions_add_up_to_the_capped_score() -> None:
     torch.testing.assert_close(units, whole * 0.7 * torch.tanh(raw / 0.7) / raw, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("fields", ({"offset": True}, {"unused_bias": True}, {"bound": 0.0}))
+@pytest.mark.parametrize("fields", ({"unused_bias": True}, {"bound": 0.0}))
 def test_unsupported_fields_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="CappedHead"):
         CappedHead(vocab_size=V, **fields)
