@@ -131,7 +131,7 @@ def test_no_other_name_is_said_twice_where_both_fit() -> None:
      ("rmsnorm", "RMSNorm"), ("gqa", "Attention"), ("alibi", "Alibi"), ("moe", "MoE"), ("mla", "LatentAttention"),
      ("Longformer", "LocalAttention"), ("bpe", "TrainedBPE"), ("swish", "MLP"), ("multi-head attention", "Attention"),
      ("masked language modelling", "Masked"), ("next sentence prediction", "MaskedAndNext"), ("InfoNCE", "Contrast"),
-     ("class token", "PatchEmbedding"), ("low-rank adaptation", "LoRA"), ("return-to-go", "Act"),
+     ("class token", "PrefixTokens"), ("low-rank adaptation", "LoRA"), ("return-to-go", "Act"),
      ("layer normalization", "LayerNorm")],
 )  # fmt: skip
 def test_parts_by_the_names_that_people_use(name: str, kind: str, run: Command) -> None:
@@ -231,7 +231,7 @@ SUGGESTED = {
     ("decoder.norm", "LlamaRMSNorm"): "did you mean 'RMSNorm'?",
     ("decoder.layers.attention.op", "Mamba"): "did you mean 'SelectiveState'?",
     ("decoder.layers.attention.op", "Rotary"): "that is Rope, which does not fit here; valid: AdditiveAttention, ",
-    ("decoder.norm", "nonsense"): "valid: AdaptiveNorm, BatchNorm, LayerNorm, RMSNorm, ScaleNorm",
+    ("decoder.norm", "nonsense"): "valid: AdaptiveNorm, BatchNorm, LaterLayerNorm, LayerNorm, RMSNorm, ScaleNorm",
 }
 
 

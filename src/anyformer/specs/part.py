@@ -410,9 +410,10 @@ def nearest_kind(name: str, hint: Any = Part) -> str:
     every = f"valid: {', '.join(sorted(kinds_for(hint)))}"
     if wanted not in known and name not in Part.kinds and (elsewhere := _names(kinds_for()).get(wanted)):
         return f"that is {elsewhere[0]}, which does not fit here; {every}"
-    inside = [each for each in known if min(len(each), len(wanted)) > 2 and (each in wanted or wanted in each)]
-    close = inside or difflib.get_close_matches(wanted, known, n=1, cutoff=0.6)
-    match = wanted if wanted in known else max(close, key=len, default=None)
+    longer = [each for each in known if len(wanted) > 2 and wanted in each]  # "rms": the shortest that contains it
+    shorter = [each for each in known if len(each) > 2 and each in wanted]  # the longest that it contains
+    close = shorter or difflib.get_close_matches(wanted, known, n=1, cutoff=0.6)
+    match = wanted if wanted in known else min(longer, key=len, default=max(close, key=len, default=None))
     if match is None:
         return "`anyformer parts` lists every kind" if slot_types(hint) in ((), (Part,)) else every
     kind, how = known[match]
