@@ -24,7 +24,7 @@ from anyformer.parts.position.rotary import Rope, YarnScaling
 from anyformer.specs.addresses import value_at
 from anyformer.specs.codec import FORMAT, decode, encode, from_json, override, to_json
 from anyformer.specs.messages import nearest
-from anyformer.specs.part import Part, Table, conform, freeze, thaw, tree, walk
+from anyformer.specs.part import Part, Table, abstract, conform, freeze, thaw, tree, walk
 from anyformer.stacks.block import Block, Parallel
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -376,3 +376,16 @@ def test_changes_that_are_only_valid_together_come_in_any_order() -> None:
     assert there == back and value_at(there, f"{op}.num_heads") == 4
     with pytest.raises(ValueError, match="not a multiple"):
         af.override(llama, {f"{op}.num_heads": 4, f"{op}.num_kv_heads": 3})
+
+
+def test_a_subclass_of_another_package_does_not_make_a_kind_abstract() -> None:
+    """Otherwise it would vanish from the lists, and from the JSON schema."""
+    from anyformer.train.run import every_kind
+
+    kind = every_kind()["Classify"]
+    assert not abstract(kind)
+    type("OwnClassify", (kind,), {"__module__": "someone_else"})
+    try:
+        assert not abstract(kind)
+    finally:
+        del Part.kinds["OwnClassify"]

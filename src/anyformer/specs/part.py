@@ -387,8 +387,10 @@ def no_fit(kind: str, hint: Any) -> str:
 
 
 def abstract(kind: type[Part]) -> bool:
-    """Whether a kind is only a base class: it has subclasses, and an unimplemented method, no `build` or no fields."""
-    below = kind.__subclasses__()
+    """Whether a kind is only a base class: its package has subclasses of it, and it has an unimplemented method, no
+    `build` or no fields. Subclasses in other packages do not make it abstract."""
+    package = kind.__module__.partition(".")[0]
+    below = [other for other in kind.__subclasses__() if other.__module__.partition(".")[0] == package]
     methods = [value for name in dir(kind) if hasattr(value := getattr(kind, name), "__code__")]
     left_open = any("NotImplementedError" in method.__code__.co_names for method in methods)
     builds = kind.build is Part.build and any(other.build is not Part.build for other in below)
