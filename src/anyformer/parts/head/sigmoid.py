@@ -32,7 +32,7 @@ class PooledVector(ProjectionHead):
 class PooledVectorModule(ProjectionModule):
     def __init__(self, part: PooledVector, site: Site) -> None:
         super().__init__(part, site)
-        self.project = nn.Identity()  # type: ignore[assignment]
+        self.project = nn.Identity()
 
 
 class SigmoidSimilarityHead(SimilarityHead, sees="itself", called=("SigLIP", "sigmoid loss")):
