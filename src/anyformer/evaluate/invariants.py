@@ -27,6 +27,7 @@ from anyformer.models.construct import build
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.parts.head.image import DistilledHead
 from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.pooling import LastOccurrence
 from anyformer.parts.head.pretraining import NextSentenceHead
 from anyformer.parts.head.xvector import XVectorHead
 from anyformer.parts.init import computed_tensors
@@ -281,6 +282,8 @@ def packing(
     spec, worst = model.spec, 0.0
     if "document_ids" not in model.inputs or isinstance(spec.head, MultipleChoiceHead):
         raise DoesNotApply("the model takes no packed documents")
+    if any(isinstance(part, LastOccurrence) for _, part in walk(spec.head)):
+        raise DoesNotApply("the head pools one end token per text, which documents do not have")
     inputs, T = dict(inputs), inputs[main_input(spec)].shape[1]
     spans = [*itertools.pairwise((0, 3 * T // 10, 8 * T // 10, T) if cuts is None else cuts)]
     documents = torch.tensor([[i for i, (a, b) in enumerate(spans) for _ in range(a, b)]])
