@@ -1,0 +1,1 @@
+"""One worked example per file: `example(text=..., *, option=...) -> Shown`."""

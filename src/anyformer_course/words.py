@@ -1,0 +1,26 @@
+"""Words of a text and a vector for each: equal words have equal vectors."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+LIMIT = 12  # words; larger tables do not fit on a page
+
+
+def split(text: str, limit: int = LIMIT) -> list[str]:
+    words = text.split()
+    if not words:
+        raise ValueError("the text is empty; write a few words")
+    if len(words) > limit:
+        raise ValueError(f"the text has {len(words)} words; this example shows at most {limit}")
+    return words
+
+
+def vectors(text: str, width: int, seed: int = 0) -> tuple[list[str], Tensor]:
+    """Return the words (T) and their vectors (T, D). A word's vector depends on its letters and the seed only."""
+    words = split(text)
+    seeds = [int.from_bytes(hashlib.sha256(f"{seed} {word}".encode()).digest()[:7], "big") for word in words]
+    return words, torch.stack([torch.randn(width, generator=torch.Generator().manual_seed(each)) for each in seeds])
