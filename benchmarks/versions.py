@@ -129,7 +129,7 @@ def main() -> None:
         for tree in options.trees:
             env = {**os.environ, "PYTHONPATH": str(Path(tree).resolve())}
             command = [sys.executable, __file__, tree, "--device", options.device, *["--no-train"] * options.no_train]
-            line = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+            line = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[-1]
             rounds[tree].append(json.loads(line))
             if options.out is not None:
                 options.out.write_text(json.dumps(rounds, indent=1))

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from anyformer.kernels import attention as kernels
 from anyformer.kernels.attention import Plan, Visible, attend
@@ -337,6 +338,42 @@ def test_flex_compiles_once_a_kind_of_mask() -> None:
 def test_flex_refuses_dropout() -> None:
     with pytest.raises(ValueError, match="flex kernel does not support attention dropout"):
         attend(*tensors(device="cuda"), met(FULL, 13, "cuda"), Plan(1.0, dropout=0.1, kernel="flex"))
+
+
+@pytest.mark.parametrize(("change", "tokens", "faster"), [
+    ({}, 16384, True), ({}, 4096, False), ({"mask": Causal()}, 16384, False), ({"mask": FULL}, 16384, False),
+    ({"mask": Causal(), "changes": capped(30.0)}, 16384, True), ({"dtype": torch.float32}, 16384, False),
+    ({"learns": False}, 16384, False), ({"learns": False}, 65536, True), ({"dropout": 0.1}, 16384, False),
+    ({"width": 80}, 16384, False), ({"documents": True, "mask": Causal()}, 16384, True),
+    ({"mix_heads": lambda x, weights: x}, 16384, False), ({"device": "cpu"}, 16384, False),
+])  # fmt: skip
+def test_auto_uses_flex_for_long_rows_that_would_need_a_dense_mask(
+    change: dict[str, Any], tokens: int, faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels.hardware, "triton", lambda: True)
+    given = {"mask": Causal() & Window(size=1024), "dtype": torch.bfloat16, "learns": True, "width": 64, **change}
+    device, width = given.pop("device", "cuda"), given.pop("width")
+    with FakeTensorMode():
+        index = torch.arange(tokens, device=device)
+        documents = torch.empty(1, tokens, device=device) if given.pop("documents", False) else None
+        visible = see(given.pop("mask"), index, index, None, documents, documents)
+        q = torch.empty(1, 4, tokens, width, dtype=given.pop("dtype"), device=device, requires_grad=given.pop("learns"))
+        assert kernels.flex_is_faster(q, q, q, visible, Plan(1.0, **given)) is faster
+
+
+@gpu
+@pytest.mark.parametrize("documents", [False, True])
+def test_auto_equals_eager_where_it_uses_flex(documents: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "FLEX_SCORES", {"training": 1, "inference": 1})
+    monkeypatch.setattr(kernels, "EAGER_PAIRS", 1)  # the block mask is compiled too
+    used: list[bool] = []
+    real = kernels._flex
+    monkeypatch.setattr(kernels, "_flex", lambda *given: used.append(True) or real(*given))
+    qkv = tensors(LENGTH, G=2, dtype=torch.bfloat16, device="cuda", width=32)
+    visible = met(Causal() & Window(size=77), LENGTH, "cuda", documents=documents)
+    eager, auto = (answers(kernel, qkv, visible, None) for kernel in ("eager", "auto"))
+    flex_equal(auto, eager, torch.bfloat16)
+    assert used == [True]
 
 
 def flex_equal(flex: list[Tensor], eager: list[Tensor], dtype: torch.dtype) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from typing import Any
@@ -173,6 +174,26 @@ def test_flags() -> None:
     numbers = torch.zeros(1, 6)
     assert flags(CAUSAL, documents=numbers, key_documents=numbers) == (False, False)
     assert flags(Causal() & Window(size=9)) == (False, False) == flags(~Causal())
+
+
+@pytest.mark.parametrize("mask", [
+    *(mask for mask, _ in TABLES), Causal() & Window(size=5), Window(size=5) & Window(size=7),
+    Causal() & Dilated(step=2) & Window(size=9), (Causal() & Window(size=6)) & Full(), Window(size=5) | Causal(),
+], ids=repr)  # fmt: skip
+def test_within_a_length_is_the_same_mask(mask: Mask) -> None:
+    for length in range(1, 10):
+        places = torch.arange(length)
+        for each in (mask, Causal() & mask):
+            assert torch.equal(*(see(m, places, places).dense() for m in (each, each.within(length)))), length
+
+
+def test_a_window_wider_than_the_row_needs_no_mask() -> None:
+    mask = Causal() & Window(size=8)
+    for length, causal in ((8, True), (9, False)):
+        ctx = dataclasses.replace(context(length), row_length=length)
+        assert ctx.visible(mask, "window", ctx.index).causal is causal
+        assert not ctx.replace(index=3 * ctx.index).visible(mask, "spread", 3 * ctx.index).causal
+    assert Window(size=8).within(8) is FULL and mask.within(9) is mask
 
 
 def test_context_shares_one_mask_and_shortens_a_single_query() -> None:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
-from anyformer.kernels import decode
+from anyformer.kernels import decode, hardware
 from anyformer.kernels.capture import is_capturing
 from anyformer.specs.messages import nearest, quote
 
@@ -78,14 +78,13 @@ class Visible:
     def block_mask(self) -> Any:
         """Return FlexAttention's block-sparse mask."""
         if self._block is None:
-            from torch.nn.attention.flex_attention import create_block_mask
 
             def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
                 at = self.index[q] if self.index.dim() == 1 else self.index[b, q]
                 return self.allows(b, at, self.keys[k] if self.keys.dim() == 1 else self.keys[b, k])
 
             batch = None if self.batch_size == 1 else self.batch_size
-            self._block = create_block_mask(mask_mod, batch, None, *self.sizes, device=str(self.index.device))
+            self._block = _block_mask(mask_mod, batch, *self.sizes, device=str(self.index.device))
         return self._block
 
 
@@ -113,11 +112,15 @@ class Plan(NamedTuple):
     on_weights: Callable[[Tensor], Tensor] | None = None  # receives the weights and returns them, changed or not
     kernel: str = "auto"
 
+    @property
+    def fusible(self) -> bool:
+        """Whether a fused kernel can run it: softmax, and nothing that needs the weights of several heads or keys."""
+        return self.mix_heads is None and self.normalize is None and self.value_bias is None
+
     def chosen_kernel(self) -> str:
-        """Return the kernel that runs this plan: `kernel`, or the eager one if that cannot run it."""
+        """Return the kernel that runs this plan for few tokens: `kernel`, or the eager one if that cannot run it."""
         kernel = "sdpa" if self.kernel == "auto" else self.kernel
-        fused = self.mix_heads is None and self.normalize is None and self.value_bias is None
-        return kernel if fused and (kernel == "flex" or not self.changes) else "eager"
+        return kernel if self.fusible and (kernel == "flex" or not self.changes) else "eager"
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, visible: Visible, plan: Plan) -> Tensor:
@@ -130,7 +133,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Visible, plan: Plan) -> Ten
         raise ValueError(f"unknown attention kernel {quote(plan.kernel)}; {nearest(plan.kernel, KERNELS)}")
     if plan.kernel == "flex" and q.device.type != "cuda":
         raise ValueError("the flex kernel needs a CUDA device; use kernel='sdpa'")
-    kernel, bias, listen = plan.chosen_kernel(), plan.bias, plan.on_weights
+    bias, listen = plan.bias, plan.on_weights
+    kernel = "flex" if plan.kernel == "auto" and flex_is_faster(q, k, v, visible, plan) else plan.chosen_kernel()
     if kernel == "eager":
         seen, dropout = _weights(q, k, visible, plan, v.dtype), plan.dropout
         if plan.mix_heads is not None:
@@ -147,6 +151,28 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Visible, plan: Plan) -> Ten
         used = listen(seen)
         out = out if used is seen else _mix_values(used, v, plan.dropout, None)
     return out
+
+
+# Above how many scores (rows x heads x queries x keys) FlexAttention is faster than the kernel that `auto` uses
+# otherwise: measured on an H200 with benchmarks/masks_gpu.py. Below, the launches take longer than the work, and the
+# first call, which compiles for some seconds, is never paid back.
+FLEX_SCORES = {"training": 2**30, "inference": 2**32}
+FLEX_WIDTHS = (16, 32, 64, 128, 256)  # of a head
+
+
+def flex_is_faster(q: Tensor, k: Tensor, v: Tensor, visible: Visible, plan: Plan) -> bool:
+    """Whether FlexAttention can run this call and is faster than SDPA with a dense mask, or than the eager kernel.
+
+    SDPA needs no dense mask for causal and full attention, and then nothing is faster.
+    """
+    if not q.is_cuda or q.element_size() != 2 or torch.compiler.is_compiling():  # compiled code cannot make block masks
+        return False
+    needs_mask = not (visible.everything or visible.causal or visible.trailing) or bool(plan.changes)
+    least = FLEX_SCORES["training" if torch.is_grad_enabled() and q.requires_grad else "inference"]
+    if not needs_mask or q.shape[:3].numel() * k.shape[2] < least:
+        return False
+    widths_fit = q.shape[-1] in FLEX_WIDTHS and v.shape[-1] in FLEX_WIDTHS
+    return plan.fusible and plan.bias is None and not plan.dropout and widths_fit and hardware.triton()
 
 
 def _weights(q: Tensor, k: Tensor, visible: Visible, plan: Plan, dtype: torch.dtype) -> Tensor:
@@ -205,17 +231,29 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, visible: Visible, plan: Plan) -> Tens
 
 
 @functools.cache
-def _compiled_flex() -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
+def _compiled(name: str) -> Any:
+    """Return a compiled function of torch's flex_attention module."""
+    import torch.nn.attention.flex_attention as flex
 
-    compiled = torch.compile(flex_attention)
+    compiled = torch.compile(vars(flex)[name])
 
-    def run(*args: Any, **options: Any) -> Tensor:
+    def run(*args: Any, **options: Any) -> Any:
         # one kernel per kind of mask and bias; above the default limit of 8, torch silently runs a slow unfused kernel
         with torch._dynamo.config.patch(recompile_limit=256):
             return compiled(*args, **options)
 
     return run
+
+
+EAGER_PAIRS = 2**28  # pairs of tokens up to which the block mask is computed from a dense mask, without compiling
+
+
+def _block_mask(mask_mod: Callable[..., Tensor], batch: int | None, T: int, S: int, device: str) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    plain = torch.compiler.is_compiling() or (batch or 1) * T * S <= EAGER_PAIRS
+    create = create_block_mask if plain else _compiled("create_block_mask")
+    return create(mask_mod, batch, None, T, S, device=device)
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, visible: Visible, plan: Plan) -> Tensor:
@@ -230,7 +268,7 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, visible: Visible, plan: Plan) -> Tens
 
     from torch.nn.attention.flex_attention import flex_attention
 
-    run = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
+    run = flex_attention if torch.compiler.is_compiling() else _compiled("flex_attention")
     return run(
         q,
         k,

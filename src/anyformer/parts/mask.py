@@ -32,6 +32,10 @@ class Mask(Part):
         """Whether this mask, or one inside it, counts tokens from the start of a text."""
         return self.counting
 
+    def within(self, length: int) -> Mask:
+        """Return a mask that is equal for rows of at most `length` tokens; a simpler one if there is one."""
+        return self
+
     @property
     def causal(self) -> bool:
         """Whether no query sees a later key."""
@@ -90,6 +94,11 @@ class All(Several, sees="all"):
 
     def reaches(self) -> Sees | None:
         return min((mask.sees for mask in self.masks), key=REACH.index)
+
+    def within(self, length: int) -> Mask:
+        # makes no new Part, which code that is being compiled cannot do
+        needed = [mask for mask in self.masks if not mask.within(length).everything]
+        return needed[0].within(length) if len(needed) == 1 else self if needed else FULL
 
     def join(self, a: Tensor, b: Tensor) -> Tensor:
         return a & b
@@ -155,6 +164,9 @@ class Window(Mask, sees="all", called=("sliding window", "local")):
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         near = (q - k < self.size) & (k >= 0)  # empty columns of a ring cache have negative indices
         return near & (k - q < self.size) if self.ahead else near
+
+    def within(self, length: int) -> Mask:
+        return FULL if length <= self.size else self
 
 
 class Dilated(Mask, sees="all", called=("dilated attention",)):

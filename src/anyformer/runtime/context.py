@@ -85,6 +85,7 @@ class Context:
     state: State | None = None
     bias: Tensor | None = None  # (1, H, T, S) position bias shared by all layers of a stack (T5)
     kernel: str = "auto"
+    row_length: int | None = None  # without a state: more than every row index; None if that is not known
     taps: Taps | None = None
     extras: tuple[Any, ...] = ()
     shared: dict[str, Any] = dataclasses.field(default_factory=dict)  # see `once`
@@ -99,6 +100,8 @@ class Context:
 
     def replace(self, *extras: Any, **changes: Any) -> Context:
         """Return a copy with changed fields. An object in `extras` replaces the existing extra of its class."""
+        if "index" in changes:
+            changes.setdefault("row_length", None)
         if not extras:
             return dataclasses.replace(self, **changes)
         kinds = tuple(type(each) for each in extras)
@@ -202,6 +205,8 @@ class Context:
         if found is None:
             last = self.index.shape[-1] == 1 and self.key_states is None and not (self.state and self.state.capacity)
             rule = None if last and mask.triangular else mask  # the last token of a row sees the whole row
+            if rule is not None and self.row_length is not None:
+                rule = rule.within(self.row_length)  # a window wider than the row hides nothing
             documents = self.documents
             found = see(rule, self.index, keys, self.is_token, documents, documents, self.extra(Order))
             self.shared[key] = found

@@ -27,6 +27,9 @@ class Predicate(Protocol):
     def counts(self) -> bool:
         """Whether it counts tokens from the start of a text, so that padding matters."""
 
+    def within(self, length: int) -> Predicate:
+        """Return a mask that is equal for rows of at most `length` tokens."""
+
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         """Return True where key k is visible; b, q, k: broadcastable batch rows and row indices of queries and keys."""
 

@@ -169,7 +169,7 @@ class PerceiverModule(PartModule, of=Perceiver):
         """Return the context of `count` vectors that are not tokens."""
         index = torch.arange(count, device=ctx.index.device)
         outer = tuple(each for each in ctx.extras if isinstance(each, Outer))
-        return dataclasses.replace(ctx, index=index, positions=index[None], is_token=None, extras=outer, shared={})
+        return ctx.replace(index=index, positions=index[None], is_token=None, extras=outer, shared={})
 
     def decode(self, z: Tensor, latent_ctx: Context) -> tuple[Tensor, Context]:
         if self.write is None:

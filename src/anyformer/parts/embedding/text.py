@@ -267,6 +267,7 @@ def text_context(
         is_token=is_token,
         documents=documents,
         state=state,
+        row_length=T if state is None else None,
         extras=input_extras(inputs),
     )
     number = None
