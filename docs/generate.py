@@ -197,10 +197,10 @@ def part_section(each: Any) -> str:
 
 
 def commands() -> str:
-    from anyformer.cli import VERBS, main
+    from anyformer.cli import main, verbs
 
     lines = ["# Commands", "Generated from the code: the output of `anyformer VERB --help`."]
-    for verb, line in VERBS.items():
+    for verb, line in verbs().items():
         out = io.StringIO()
         with mock.patch.dict(os.environ, {"COLUMNS": "112"}), contextlib.redirect_stdout(out):
             main([verb, "--help"])

@@ -285,7 +285,7 @@ def count_sentences(text: str) -> int:
     """Count the sentences of an idea, without references such as [Vaswani et al. 2017] and without code."""
     plain = re.sub(r"`[^`]*`|\[[^\]]*\]", "x", join(text))
     plain = re.sub(r"\b(e\.g|i\.e|et al|vs|cf|etc)\.", r"\1", plain)
-    return len(re.findall(r"[.!?](?=\s+\S|$)", re.sub(r"[.!?]\s+x$", ".", plain.strip()) + " ")) or 1
+    return len(re.findall(r"[.!?](?=\s+\S|$)", re.sub(r"[.!?]\s+x$", ".", plain.strip()))) or 1
 
 
 def wrong(path: Path, line: int, message: str) -> ValueError:
