@@ -63,7 +63,9 @@ def print_shown(shown: Shown, to: Any) -> None:
     from rich.text import Text
 
     for table in shown.tables:
-        to.print(*terminal_table(table, to.width), sep="\n", end="\n")
+        for piece in terminal_table(table, to.width):
+            to.print(piece)
+        to.print()
     to.print(Text(shown.says, style="bold"))
 
 
@@ -74,7 +76,8 @@ def terminal_table(table: Table, width: int) -> Iterator[Any]:
 
     columns = fitting_columns(table, width)
     rows = table.rows[:TERMINAL_ROWS]
-    drawn = Drawn(box=rich.box.SIMPLE_HEAD, pad_edge=False, title=Text(table.title), title_justify="left")
+    yield Text(table.title, style="italic")
+    drawn = Drawn(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for i in columns:
         numeric = is_numeric(table, i)
         drawn.add_column(Text(str(table.columns[i])), justify="right" if numeric else "left", no_wrap=numeric)
