@@ -92,10 +92,12 @@ def parser_of(example: Example) -> Parser:
         flag = f"--{parameter.name.replace('_', '-')}"
         if parameter.kind == "bool":
             action = argparse.BooleanOptionalAction
-            parser.add_argument(flag, dest=parameter.name, action=action, default=UNSET, help=describe(parameter))
+            parser.add_argument(
+                flag, dest=parameter.name, action=action, default=UNSET, help=describe(parameter).partition(": ")[2]
+            )
         else:
             parser.add_argument(flag, dest=parameter.name, metavar="VALUE", type=converter(parameter), default=UNSET,
-                                help=describe(parameter))  # fmt: skip
+                                help=describe(parameter).partition(": ")[2])  # fmt: skip
     parser.add_argument("--picture", metavar="FILE", help="save the picture: .svg, .png or .pdf")
     parser.add_argument("--json", action="store_true", help="print all numbers as JSON")
     return parser
