@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import xml.dom.minidom
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from rich.console import Console
 
 from anyformer_course import lesson, pages, render
 from anyformer_course.shown import Shown, Table
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_pages_are_kept_until_a_source_changes(
@@ -97,3 +101,23 @@ def test_text_of_lessons_as_html() -> None:
     assert render.html_text("`a<b>` is **so** *nice* & 2 * 3 [x](https://y.org)") == (
         '<code>a&lt;b&gt;</code> is <strong>so</strong> <em>nice</em> &amp; 2 * 3 <a href="https://y.org">x</a>'
     )
+
+
+def test_the_course_is_the_first_tab_if_its_pages_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert re.search(r"\nnav:\n  - Course:\n +- course/index.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs" / "generate.py")
+    assert spec is not None and spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    monkeypatch.setattr(hooks, "ROOT", tmp_path)
+    (course := tmp_path / "docs" / "course").mkdir(parents=True)
+    (tmp_path / "docs" / "start.md").touch()
+
+    def menu() -> Any:
+        nav = [{"Course": ["course/index.md"]}, {"Start": "start.md"}, {"How to": []}, {"Results": []}]
+        return hooks.on_config(SimpleNamespace(nav=nav)).nav
+
+    assert "Course" not in repr(menu())
+    for name in ("index.md", "1.md", "2.md"):
+        (course / name).touch()
+    assert menu()[0] == {"Course": ["course/index.md", "course/1.md", "course/2.md"]} and menu()[2] == {"How to": []}
