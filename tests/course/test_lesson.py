@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,8 @@ def test_the_check_prints_every_stop(
     assert "7.1   ok" in out and "Two words" in out and "looks most at" in out and "2 stops, all fine" in out
     assert "See names 0.25" in out  # the sample's text is wrong about its number
     assert check.main(["7.9"]) == 1 and "stops 1 to 2" in capsys.readouterr().err
+    static = dataclasses.replace(sample.stops[0], changed=sample.stops[0].demonstration)
+    assert not check.check_stop(static) and "the change gives the same numbers" in capsys.readouterr().out
     monkeypatch.setattr(check, "LIMIT", -1.0)
     assert check.main(["7.1"]) == 1 and "TOO SLOW" in capsys.readouterr().out
     broken = lesson.Block('show("attention", "")', sample.path, 13)

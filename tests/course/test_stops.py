@@ -57,6 +57,7 @@ def test_a_stop_runs_in_time(computed: Any, stop: lesson.Stop) -> None:
         shown, seconds = computed.measure(block)
         assert seconds <= check.LIMIT, f"{block.where}: {seconds:.1f} s"
         assert shown.says not in (stop.see, stop.idea)
+    assert computed.run(stop.demonstration).json() != computed.run(stop.changed).json(), "the change changes nothing"
 
 
 @each_lesson
