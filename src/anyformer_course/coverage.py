@@ -41,6 +41,7 @@ class Deck:
 
     def __init__(self, text: str) -> None:
         raw = text.splitlines()
+        self.titles = [clean(line) for line in raw]
         self.lines = [plain(line) for line in raw]
         self.filled = [i for i, line in enumerate(self.lines) if line]
         self.headings = [i for i, line in enumerate(raw) if re.match(r"#+ |Page \d+:", line) and self.lines[i]]
@@ -72,10 +73,15 @@ class Deck:
 
 
 def plain(text: str) -> str:
-    """Remove Markdown marks, bullets and repeated spaces; ignore case and the kind of quotes and dashes."""
+    """Return a text without Markdown marks, colons, case and repeated spaces, with plain quotes and dashes."""
     text = re.sub(r"[“”„]", '"', re.sub(r"[‘’]", "'", re.sub(r"[–—]", "-", text)))
+    return " ".join(clean(text).replace(":", " ").split()).lower()
+
+
+def clean(text: str) -> str:
+    """Remove Markdown marks and bullets."""
     text = re.sub(r"^\s*(?:[-*•▶►#>]+\s*)+", "", text)
-    return " ".join(re.sub(r"[*_`#▶►\\]", "", text).split()).rstrip(": ").lower()
+    return " ".join(re.sub(r"[*_`#▶►\\]", "", text).split())
 
 
 def citations(which: lesson.Lesson) -> Iterator[Citation]:
@@ -111,7 +117,7 @@ def compare(which: lesson.Lesson, text: str) -> tuple[list[Slide], list[str]]:
         for line in run:
             cited.setdefault(line, []).append(each.by)
             covered.append((line, deck.end(line)))
-    slides = [Slide(line + 1, deck.following(line)[0], cited.get(line, [])) for line in {*deck.headings, *cited}]
+    slides = [Slide(line + 1, deck.titles[line], cited.get(line, [])) for line in {*deck.headings, *cited}]
     return sorted(slides, key=lambda slide: slide.line), problems + list(gaps(which, deck, covered))
 
 
@@ -132,7 +138,7 @@ def gaps(which: lesson.Lesson, deck: Deck, covered: list[tuple[int, int]]) -> It
         if begin > start and (count := deck.filled_between(start, begin)) > MAX_GAP:
             first = next(i for i in deck.filled if i >= start)
             message = f"lines {first + 1} to {begin} of the deck ({count} lines with text) have no stop"
-            yield f'{which.path.name}: {message}; they begin with "{deck.lines[first][:60]}"'
+            yield f'{which.path.name}: {message}; they begin with "{deck.titles[first][:60]}"'
         start = max(start, end)
 
 

@@ -58,7 +58,7 @@ def test_titles_out_of_order(sample: lesson.Lesson) -> None:
 
 
 def test_titles_of_several_lines_in_a_deck_without_headings(sample: lesson.Lesson) -> None:
-    deck = "Outline\n\nSelf-attention\n\nAttention as a\nsoft lookup\n{}\n\nA “quoted” title\n\nLive demo\nQuestions\n"
+    deck = "Outline\n\nSelf-attention\n\nAttention as a:\nsoft lookup\n{}\n\nA “quoted” title\n\nLive demo\nQuestions\n"
     few, many = "\n".join(["text"] * 20), "\n".join(["text"] * 60)
     assert problems(sample, deck.format(few)) == []
     (found,) = problems(sample, deck.format(many))
