@@ -21,7 +21,7 @@ import torch.nn.functional as F
 import anyformer as af
 from anyformer import families
 from anyformer.data import Data, JSONLines, Words
-from anyformer.look import lectures
+from anyformer_course.pictures import lectures
 from anyformer.look.inputs import blueprint, scene
 from anyformer.look.page import all_views, render_page
 from anyformer.look.views import Inside, Scene

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from anyformer.look import lectures
+from anyformer_course.pictures import lectures
 from anyformer.look.sound import LINE, LONGEST, Sound
 from anyformer.look.views import Scene
 from planted import planted

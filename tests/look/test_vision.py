@@ -11,7 +11,7 @@ import torch
 
 import anyformer as af
 from anyformer import families
-from anyformer.look import lectures, vision
+from anyformer_course.pictures import lectures, vision
 from anyformer.look.views import Scene
 
 SWIN = {

@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> None:
     if options.form is not None and options.form not in forms:
         raise ValueError(f"{options.name} has no form {options.form!r}; {nearest(options.form, forms)}")
     kind = hardware.device(options.device).type
-    form = options.form or choose_form(options.name, kind, options.budget)
+    form = options.form or choose_form(options.name, forms, kind, options.budget)
     folder = Path(options.out or f"runs/lab/{options.name}/{form}")
     outcome = perform(
         options.name,

@@ -57,11 +57,10 @@ class Experiment(Protocol):
     def plot(self, rows: Sequence[Row]) -> Any: ...
 
 
-def choose_form(name: str, kind: str, budget: float | None = None) -> str:
-    """Return the largest form of an experiment that fits a budget of minutes on this kind of device."""
+def choose_form(name: str, forms: Mapping[str, Form], kind: str, budget: float | None = None) -> str:
+    """Return the largest form that fits a budget of minutes on this kind of device. `name` is for messages."""
     if budget is not None and not 0 < budget < math.inf:
         raise ValueError(f"--budget: {budget:g} minutes; it must be above 0 and finite")
-    forms = experiment(name).FORMS
     least = min(forms.values(), key=lambda form: form.minutes(kind)).minutes(kind)
     if budget is not None and budget < least:
         raise ValueError(f"--budget {budget:g}: the smallest form of {name} takes about {least:g} minutes here")
