@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from anyformer import cli
-from anyformer_course.pictures import lectures
 from anyformer.look.views import Scene
+from anyformer_course.pictures import lectures
 from planted import planted
 
 pytest.importorskip("matplotlib")
