@@ -8,10 +8,20 @@ import importlib.util
 import pkgutil
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from anyformer.specs.extensions import MISSING, extensions
 from anyformer.specs.messages import nearest
+
+
+class StoredResult(NamedTuple):
+    """The stored result that decides about an experiment, usually of its full form."""
+
+    verdict: str  # holds, does not hold
+    claim: str  # as it was judged
+    figure: str  # the verdict and its figures, one sentence
+    run: str  # form, seeds and machine
+    plot: Path | None
 
 
 def modules() -> dict[str, tuple[str, Path]]:
@@ -42,3 +52,9 @@ def experiment(name: str) -> Any:
     if name not in known:
         raise ValueError(f"no experiment {name!r}; {nearest(name, known)}")
     return importlib.import_module(known[name][0])
+
+
+def stored_result(name: str) -> StoredResult | None:
+    """Return the stored result of an experiment, or None."""
+    results = (point.load()(name) for point in extensions("results"))
+    return next((result for result in results if result is not None), None)

@@ -1,9 +1,11 @@
-"""What other packages add to anyformer: experiments, pictures and generated data.
+"""What other packages add to anyformer: experiments and their results, pictures and generated data.
 
 A package declares entry points in its pyproject.toml:
 
     [project.entry-points."anyformer.experiments"]  # a package with one experiment per file
     mine = "my_package.experiments"
+    [project.entry-points."anyformer.results"]      # a function: name -> anyformer.lab.registry.StoredResult or None
+    mine = "my_package.results:stored"
     [project.entry-points."anyformer.pictures"]     # name -> anyformer.look.picture.Picture
     mine = "my_package.pictures:PICTURES"
     [project.entry-points."anyformer.data"]         # folder -> anyformer.recipes.shared.sources.Origin
@@ -23,7 +25,7 @@ MISSING = "none are installed: run `pip install -e .` in the checkout, or `pytho
 
 
 def register(group: str, value: str) -> None:
-    """Add a module, or an object as "module:name", to a group: experiments, pictures or data."""
+    """Add a module, or an object as "module:name", to a group: experiments, results, pictures or data."""
     _registered[value] = metadata.EntryPoint("registered", value, f"anyformer.{group}")
 
 
