@@ -70,7 +70,7 @@ def test_the_plot_of_a_claim(name: str) -> None:
 
 def test_show_published_figures() -> None:
     (table,) = show("published", "parameters", model="GPT-3").tables
-    assert ("GPT-3 175B", 174.6e9) in [(row[0], row[2]) for row in table.rows]
+    assert ("GPT-3", 174.6e9) in [(row[0], row[2]) for row in table.rows]
     assert table.rows[0][3] == pytest.approx(table.rows[0][2], rel=0.02), "our count"
     with pytest.raises(ValueError, match="did you mean 'tokens'"):
         show("published", "token")

@@ -130,7 +130,7 @@ def glue() -> Any:
     axes[0, 1].set_title("by parameters (our count if the architecture is in the zoo)", fontsize=9)
     axes[0, 1].set_xscale("log")
     for axis, named in points.items():
-        _name_points(axis, named)
+        name_points(axis, named)
     return figure
 
 
@@ -153,11 +153,11 @@ def _by_date(title: str, unit: str, published: dict[str, Value], ours: dict[str,
     axis.set_title(title, fontsize=10)
     axis.grid(alpha=0.3, linewidth=0.5)
     axis.legend(fontsize=8)
-    _name_points(axis, named.values())
+    name_points(axis, named.values())
     return figure
 
 
-def _name_points(axis: Any, points: Iterable[Point], size: float = 5.5) -> None:
+def name_points(axis: Any, points: Iterable[Point], size: float = 5.5) -> None:
     """Write names next to their points. A name without room on any side is left out."""
     axis.figure.draw_without_rendering()  # computes the layout
     occupied: list[tuple[float, float, float, float]] = []  # in points: left, right, low, high

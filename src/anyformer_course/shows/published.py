@@ -9,7 +9,7 @@ from typing import Any
 
 from anyformer.look.figures import new
 from anyformer.specs.messages import nearest, quote
-from anyformer_course.pictures.published_figures import PublishedModel, our_count, published_models
+from anyformer_course.pictures.published_figures import PublishedModel, name_points, our_count, published_models
 from anyformer_course.shown import Shown, Table
 
 FIGURES = ("parameters", "tokens", "compute", "context", "glue", "superglue")
@@ -36,18 +36,18 @@ def example(figure: str = "parameters", *, model: str = "GPT") -> Shown:
         axis.plot([each.time for each in models], [row[2] for row in rows], "o", label="published")
         if any(row[3] for row in rows):
             axis.plot([each.time for each in models], [row[3] for row in rows], "x", label="our count")
-        for each, row in zip(models, rows, strict=True):
-            axis.annotate(each.name, (each.time, row[2]), (4, 3), textcoords="offset points", fontsize=7)
         if "glue" not in figure:
             axis.set_yscale("log")
         axis.set_ylabel(figure)
         axis.set_title(f"{figure} of published models", fontsize=9)
         axis.legend(fontsize=8)
+        axis.margins(x=0.1)
+        name_points(axis, [(each, each.time, row[2]) for each, row in zip(models, rows, strict=True)], 7)
         return chart
 
     last = max(rows, key=lambda row: row[2])
     return Shown(
-        f"Of {len(rows)} published models, {last[0]} ({last[1]}) has the most: {last[2]:,.4g} {figure}.",
+        f"{last[0]} ({last[1]}) has the highest {figure} of {len(rows)} published models: {last[2]:,.4g}.",
         [Table(f"{figure}, published", ("model", "date", "published", "our count", "source"), rows)],
         draw,
     )
