@@ -22,7 +22,7 @@ import torch
 from anyformer.data import TextFiles
 from anyformer.kernels.hardware import device as device_of
 from anyformer.lab.registry import experiment
-from anyformer.lab.trials import Place, Row, Trial, Trials, Values, plain, write
+from anyformer.lab.trials import Place, Row, Trial, TrialGrid, Trials, Values, plain, write
 
 TINY = "tiny"  # the form that is too small to judge
 DEFAULT_BUDGET = {"cpu": 2.0, "cuda": 4.0}  # minutes
@@ -106,7 +106,7 @@ def perform(
     """Run a form of an experiment, or continue it. Writes results.jsonl, claim.json and plot.png into its folder."""
     begin, place = time.monotonic(), device_of(device)
     each = experiment(name)
-    if data is not None and "data" not in inspect.signature(each.trials).parameters:
+    if data is not None and not accepts_data(each.trials):
         raise ValueError(f"--data: {name} generates its own data; leave --data out")
     if data is not None:
         getattr(each, "check_data", check_data)(data)
@@ -150,6 +150,11 @@ def perform(
     if done == total and not failed:
         draw(each.plot, rows, folder / "plot.png", tell)
     return outcome
+
+
+def accepts_data(trials: Callable[..., list[Trial]]) -> bool:
+    """Whether the trials of an experiment read the path of --data."""
+    return trials.data if isinstance(trials, TrialGrid) else "data" in inspect.signature(trials).parameters
 
 
 def check_data(path: str) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from anyformer.data import Data, Held
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.training import training
-from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.models import Model
 from anyformer.objectives.masked import Masked
@@ -43,16 +43,7 @@ HELD_OUT = 512  # number of held-out texts
 LANGUAGE = Language(words=4)
 NORMS = {"layer": LayerNorm(eps=1e-12), "batch": BatchNorm()}
 LENGTHS = ("equal", "varied")
-
-
-def trials(depth: int, width: int, steps: int, batches: list[int], texts: int, seeds: int) -> list[Trial]:
-    same = {"depth": depth, "width": width, "steps": steps, "texts": texts}
-    return [
-        Trial(
-            f"{norm}-{lengths}-{batch}-{seed}", {"norm": norm, "lengths": lengths, "batch": batch, "seed": seed, **same}
-        )
-        for norm, lengths, batch, seed in product(NORMS, LENGTHS, batches, range(seeds))
-    ]
+trials = TrialGrid("{norm}-{lengths}-{batch}-{seed}", norm=NORMS, lengths=LENGTHS, batch="batches", seed="seeds")
 
 
 def norm_model(norm: str, width: int, depth: int) -> Model:

@@ -20,7 +20,7 @@ from anyformer import families
 from anyformer.counting import count
 from anyformer.counting.forward_cost import forward_cost
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.models import Model
 from anyformer.models.construct import build
@@ -101,14 +101,9 @@ MODELS: dict[str, Callable[[int], Model]] = {
 }
 REMEMBER = ("performer", "mamba", "rwkv")  # mixers with a state of fixed size
 WRITE = ("full", *REMEMBER)
-
-
-def trials(lengths: list[int], timed: int) -> list[Trial]:
-    return [
-        Trial(f"{name}-{length}", {"model": name, "tokens": length, "timed": length <= timed})
-        for name in MODELS
-        for length in lengths
-    ]
+trials = TrialGrid(
+    "{model}-{tokens}", model=MODELS, tokens="lengths", derive=lambda each: {"timed": each["tokens"] <= each["timed"]}
+)
 
 
 def work(values: Values, place: Place) -> list[Row]:

@@ -17,7 +17,7 @@ from anyformer.counting import count
 from anyformer.data import Data
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.training import training
-from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer_course.lab.runs import mean, writer
 
@@ -42,18 +42,12 @@ FORMS = {
     ),
 }
 NUMBER, HELD = 60000, 500  # generated sums, held-out sums
-
-
-def trials(widths: list[int], steps: int, batch: int, base: int, digits: int, seeds: int) -> list[Trial]:
-    same = {"steps": steps, "batch": batch, "base": base, "digits": digits}
-    return [
-        Trial(
-            f"width-{width}-{seed}",
-            {"width": width, "parameters": count(model_spec(width)).parameters, "seed": seed, **same},
-        )
-        for width in widths
-        for seed in range(seeds)
-    ]
+trials = TrialGrid(
+    "width-{width}-{seed}",
+    width="widths",
+    seed="seeds",
+    derive=lambda each: {"parameters": count(model_spec(each["width"])).parameters},
+)
 
 
 def model_spec(width: int) -> Any:

@@ -18,7 +18,7 @@ from anyformer.counting import count
 from anyformer.data import Data, Held
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.training import training
-from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.look.maps import routing
 from anyformer.look.trace import trace
@@ -53,27 +53,13 @@ LETTERS, FOLLOWERS = 16, 2  # letters per language; possible next letters per le
 MARKS, MARKED = string.ascii_uppercase + "012345", 1 / 6  # the mark of each language, and its frequency in a text
 
 
-def trials(
-    depth: int,
-    width: int,
-    steps: int,
-    batch: int,
-    experts: list[int],
-    text: str,
-    data: str | None = None,
-    seeds: int = 1,
-) -> list[Trial]:
-    same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "text": text, "data": data}
-    trials = []
-    for number in experts:
-        counted = count(experts_model(number, width, depth))
-        cost = counted.flops(LENGTH, causal=True) // LENGTH
-        sizes = {"parameters": counted.parameters, "active": counted.active, "flops": cost}
-        trials += [
-            Trial(f"experts-{number}-{seed}", {"experts": number, **sizes, **same, "seed": seed})
-            for seed in range(seeds)
-        ]
-    return trials
+def sizes(each: Values) -> Values:
+    counted = count(experts_model(each["experts"], each["width"], each["depth"]))
+    cost = counted.flops(LENGTH, causal=True) // LENGTH
+    return {"parameters": counted.parameters, "active": counted.active, "flops": cost}
+
+
+trials = TrialGrid("experts-{experts}-{seed}", experts="experts", seed="seeds", data=True, derive=sizes)
 
 
 def experts_model(experts: int, width: int, depth: int) -> Model:

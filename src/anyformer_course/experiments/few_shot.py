@@ -17,7 +17,7 @@ from anyformer.counting import count
 from anyformer.data import Data
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.training import training
-from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer_course.lab.runs import mean, writer
 
@@ -31,14 +31,9 @@ FORMS = {
 }
 LETTERS, SHOTS = "abcdefghijklmnop", 12
 LENGTH = 4 * 3 * SHOTS  # tokens per row: four texts of SHOTS pairs, with a space or end token after each pair
-
-
-def trials(widths: list[int], steps: int, batch: int, texts: int, letters: int) -> list[Trial]:
-    same = {"steps": steps, "batch": batch, "texts": texts, "letters": letters}
-    return [
-        Trial(f"width-{width}", {"width": width, "parameters": count(model_spec(width)).parameters, **same})
-        for width in widths
-    ]
+trials = TrialGrid(
+    "width-{width}", width="widths", derive=lambda each: {"parameters": count(model_spec(each["width"])).parameters}
+)
 
 
 def model_spec(width: int) -> Any:

@@ -22,7 +22,7 @@ from anyformer.counting.forward_cost import forward_cost
 from anyformer.generation import generate
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.scale import SIZE
-from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.models import Model, TransformerModule
 from anyformer.models.construct import build
@@ -39,11 +39,7 @@ FORMS = {
 }
 KINDS = ("cache", "no cache", "rwkv", "mamba")
 POINTS = 33  # lengths at which the cost of a token is counted; between them it is interpolated
-
-
-def trials(depth: int, width: int, lengths: list[int], timed: int) -> list[Trial]:
-    same = {"depth": depth, "width": width, "lengths": lengths, "timed": timed}
-    return [Trial(kind.replace(" ", "-"), {"model": kind, **same}) for kind in KINDS]
+trials = TrialGrid("{model}", model=KINDS)
 
 
 def model_spec(kind: str, width: int, depth: int, length: int) -> Model:

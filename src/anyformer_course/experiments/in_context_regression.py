@@ -12,7 +12,7 @@ from typing import Any
 
 from anyformer.evaluate.regression import curves
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.objectives.regress import Regress
 from anyformer.recipes import recipe
@@ -34,21 +34,7 @@ FORMS = {
     }),
 }  # fmt: skip
 BEST = 1.05  # largest allowed ratio of the model's error to the Bayes estimator's
-
-
-def trials(
-    noises: list[float], numbers: int, context: int, depth: int, width: int, steps: int, batch: int, asked: int
-) -> list[Trial]:
-    same = {
-        "numbers": numbers,
-        "context": context,
-        "depth": depth,
-        "width": width,
-        "steps": steps,
-        "batch": batch,
-        "asked": asked,
-    }
-    return [Trial(f"noise-{noise:g}", {"noise": noise, **same}) for noise in noises]
+trials = TrialGrid("noise-{noise:g}", noise="noises")
 
 
 def work(values: Values, place: Place) -> list[Row]:

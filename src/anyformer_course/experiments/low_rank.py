@@ -15,7 +15,7 @@ from torch import Tensor
 
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.training import training
-from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.look.maps import attention
 from anyformer.look.trace import trace
@@ -35,13 +35,7 @@ FORMS = {
 }
 POINTS = 32  # points per spectrum
 KINDS = ("attention", "shuffled", "untrained")
-
-
-def trials(
-    depth: int, width: int, steps: int, batch: int, length: int, text: str, data: str | None = None
-) -> list[Trial]:
-    return [Trial("encoder", {"depth": depth, "width": width, "steps": steps, "batch": batch, "length": length,
-                              "text": text, "data": data})]  # fmt: skip
+trials = TrialGrid("encoder", data=True)
 
 
 def work(values: Values, place: Place) -> list[Row]:

@@ -17,7 +17,7 @@ import torch
 
 from anyformer.evaluate.regression import Estimator, estimators, neighbours, ridge, smoother
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.objectives.regress import Regress
 from anyformer.recipes import recipe
@@ -43,24 +43,7 @@ FORMS = {
 SCALES = {"linear": None, "smooth": 0.7}  # length scale of the functions
 NOISE = 0.2
 COUNTS, WIDTHS = (1, 2, 3, 5, 8), (0.05, 0.1, 0.2, 0.4, 0.8)  # numbers of neighbours; widths of the kernel
-
-
-def trials(
-    numbers: int, context: int, depth: int, width: int, steps: int, batch: int, asked: int, seeds: int
-) -> list[Trial]:
-    same = {
-        "numbers": numbers,
-        "context": context,
-        "depth": depth,
-        "width": width,
-        "steps": steps,
-        "batch": batch,
-        "asked": asked,
-    }
-    return [
-        Trial(f"{functions}-{seed}", {"functions": functions, "seed": seed, **same})
-        for functions, seed in product(SCALES, range(seeds))
-    ]
+trials = TrialGrid("{functions}-{seed}", functions=SCALES, seed="seeds")
 
 
 def work(values: Values, place: Place) -> list[Row]:

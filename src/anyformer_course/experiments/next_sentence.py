@@ -17,7 +17,7 @@ import numpy as np
 from anyformer.data import Data, Held, JSONLines
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.training import training
-from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.sentences import MaskedAndNext
@@ -46,22 +46,7 @@ FORMS = {
 }  # fmt: skip
 LENGTH, LABELS = 20, ("other", "same")
 RATES = {"with": 0.5, "without": 1.0}  # how often the second sentence follows the first
-
-
-def trials(
-    depth: int, width: int, steps: int, batch: int, topics: int, words: int, texts: int, tuning: int, seeds: int
-) -> list[Trial]:
-    same = {
-        "depth": depth,
-        "width": width,
-        "steps": steps,
-        "batch": batch,
-        "topics": topics,
-        "words": words,
-        "texts": texts,
-        "tuning": tuning,
-    }
-    return [Trial(f"{kind}-{seed}", {"kind": kind, "seed": seed, **same}) for seed in range(seeds) for kind in RATES]
+trials = TrialGrid("{kind}-{seed}", seed="seeds", kind=RATES)
 
 
 def work(values: Values, place: Place) -> list[Row]:

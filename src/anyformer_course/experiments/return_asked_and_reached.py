@@ -12,14 +12,13 @@ import operator
 import statistics
 from collections.abc import Sequence
 from functools import partial
-from itertools import product
 from typing import Any
 
 import numpy as np
 
 from anyformer import families
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.models import TransformerModule
 from anyformer.recipes.cartpole import CONFIG
@@ -35,21 +34,16 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {"width": 16, "depth": 1, "steps": 2, "episodes": 60, "plays": 2, "longest": 20}),
-    "small": Form(3, 1, {"width": 48, "depth": 2, "steps": 500, "plays": 6, "seeds": 3}),
-    "full": Form(60, 8, {"width": 128, "depth": 3, "steps": 3000, "plays": 20, "seeds": 5}),
+    "small": Form(
+        3, 1, {"width": 48, "depth": 2, "steps": 500, "episodes": 600, "plays": 6, "longest": LONGEST, "seeds": 3}
+    ),
+    "full": Form(
+        60, 8, {"width": 128, "depth": 3, "steps": 3000, "episodes": 600, "plays": 20, "longest": LONGEST, "seeds": 5}
+    ),
 }
 KINDS, WINDOWS, ASKED = ("asked", "cloned"), (20, 1), (20.0, 100.0, 200.0, 300.0, 400.0, 500.0)
 FOLDER = "offline_rl_expert"
-
-
-def trials(
-    width: int, depth: int, steps: int, plays: int, episodes: int = 600, longest: int = LONGEST, seeds: int = 1
-) -> list[Trial]:
-    same = {"width": width, "depth": depth, "steps": steps, "plays": plays, "episodes": episodes, "longest": longest}
-    return [
-        Trial(f"{kind}-{window}-seed-{seed}", {"kind": kind, "window": window, **same, "seed": seed})
-        for kind, window, seed in product(KINDS, WINDOWS, range(seeds))
-    ]
+trials = TrialGrid("{kind}-{window}-seed-{seed}", kind=KINDS, window=WINDOWS, seed="seeds")
 
 
 def work(values: Values, place: Place) -> list[Row]:

@@ -16,7 +16,7 @@ import torch
 from anyformer.counting import count
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.training import training
-from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.models import Model, TransformerModule
 from anyformer.objectives.masked import Masked
@@ -37,19 +37,14 @@ HIDDEN = 0.3  # share of masked words: with 0.15 a short training learns too lit
 KINDS = ("own", "shared")
 
 
-def trials(
-    depth: int, width: int, steps: int, batch: int, texts: int, seeds: int, data: str | None = None
-) -> list[Trial]:
-    same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "texts": texts, "data": data}
-    trials = []
-    for kind, dropout in product(KINDS, (0.0, DROPOUT)):
-        counted = count(layers_model(kind, dropout, width, depth))
-        sizes = {"parameters": counted.parameters, "flops": counted.flops(LENGTH) // LENGTH}
-        trials += [
-            Trial(f"{kind}-{dropout:g}-{seed}", {"kind": kind, "dropout": dropout, "seed": seed, **sizes, **same})
-            for seed in range(seeds)
-        ]
-    return trials
+def sizes(each: Values) -> Values:
+    counted = count(layers_model(each["kind"], each["dropout"], each["width"], each["depth"]))
+    return {"parameters": counted.parameters, "flops": counted.flops(LENGTH) // LENGTH}
+
+
+trials = TrialGrid(
+    "{kind}-{dropout:g}-{seed}", kind=KINDS, dropout=(0.0, DROPOUT), seed="seeds", data=True, derive=sizes
+)
 
 
 def layers_model(kind: str, dropout: float, width: int, depth: int) -> Model:

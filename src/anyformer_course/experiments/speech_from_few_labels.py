@@ -16,7 +16,7 @@ from anyformer import families
 from anyformer.data import Data, Held
 from anyformer.evaluate import Evaluation
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.objectives.objective import Predictor
 from anyformer.recipes.digits_wav2vec import CONFIG
@@ -42,14 +42,7 @@ FORMS = {
     ),
 }
 KINDS = ("pretrained", "scratch")
-
-
-def trials(
-    width: int, depth: int, steps: int, tuning: int, takes: int, one_in: list[int], seeds: int = 1
-) -> list[Trial]:
-    """One recording in `one_in` has a label."""
-    same = {"width": width, "depth": depth, "steps": steps, "tuning": tuning, "takes": takes, "one_in": one_in}
-    return [Trial(f"seed-{seed}", {**same, "seed": seed}) for seed in range(seeds)]
+trials = TrialGrid("seed-{seed}", seed="seeds")  # one recording in `one_in` has a label
 
 
 def model_spec(architecture: str, width: int, depth: int) -> Any:

@@ -17,7 +17,7 @@ import torch
 from anyformer.counting import count
 from anyformer.counting.forward_cost import forward_cost
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.models import Model
 from anyformer.specs.codec import decode, kinds
@@ -74,11 +74,7 @@ def mixers(width: int, length: int, reach: int) -> dict[str, dict[str, Any]]:
 
 
 MIXERS = tuple(mixers(32, 64, 4))
-
-
-def trials(width: int, steps: int, batch: int, size: int, letters: int, long: int, seeds: int = 1) -> list[Trial]:
-    same = {"width": width, "steps": steps, "batch": batch, "size": size, "letters": letters, "long": long}
-    return [Trial(f"{name}-seed-{i}", {"mixer": name, **same, "seed": i}) for i in range(seeds) for name in MIXERS]
+trials = TrialGrid("{mixer}-seed-{seed}", seed="seeds", mixer=MIXERS)
 
 
 def model_spec(name: str, width: int, length: int, reach: int) -> Model:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from anyformer.counting import count
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.look.maps import routing
 from anyformer.look.trace import trace
@@ -46,26 +46,12 @@ FORMS = {
 CAPACITY, BALANCE = 1.25, 0.01  # multiple of an expert's fair share; weight of the balance loss, as in the paper
 
 
-def trials(
-    depth: int,
-    width: int,
-    steps: int,
-    batch: int,
-    experts: list[int],
-    text: str,
-    seeds: int,
-    data: str | None = None,
-) -> list[Trial]:
-    same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "text": text, "data": data}
-    trials = []
-    for number in experts:
-        counted = count(switch_model(number, width, depth))
-        sizes = {"parameters": counted.parameters, "flops": counted.flops(LENGTH, causal=True) // LENGTH}
-        trials += [
-            Trial(f"experts-{number}-{seed}", {"experts": number, **sizes, **same, "seed": seed})
-            for seed in range(seeds)
-        ]
-    return trials
+def sizes(each: Values) -> Values:
+    counted = count(switch_model(each["experts"], each["width"], each["depth"]))
+    return {"parameters": counted.parameters, "flops": counted.flops(LENGTH, causal=True) // LENGTH}
+
+
+trials = TrialGrid("experts-{experts}-{seed}", experts="experts", seed="seeds", data=True, derive=sizes)
 
 
 def switch_model(experts: int, width: int, depth: int) -> Model:

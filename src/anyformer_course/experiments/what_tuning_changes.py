@@ -19,7 +19,7 @@ from torch import Tensor
 
 from anyformer.data import Data
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.objectives.classify import Classify
 from anyformer.train.optim import AdamW, Linear
@@ -46,22 +46,7 @@ FORMS = {
     }),
 }  # fmt: skip
 KINDS, PREFIX = ("tuned", "control"), "encoder.layers."
-
-
-def trials(
-    depth: int, width: int, steps: int, batch: int, topics: int, words: int, texts: int, tuning: int, seeds: int
-) -> list[Trial]:
-    same = {
-        "depth": depth,
-        "width": width,
-        "steps": steps,
-        "batch": batch,
-        "topics": topics,
-        "words": words,
-        "texts": texts,
-        "tuning": tuning,
-    }
-    return [Trial(f"seed-{seed}", {"seed": seed, **same}) for seed in range(seeds)]
+trials = TrialGrid("seed-{seed}", seed="seeds")
 
 
 def work(values: Values, place: Place) -> list[Row]:

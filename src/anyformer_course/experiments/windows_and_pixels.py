@@ -18,7 +18,7 @@ import torch
 from anyformer import families
 from anyformer.counting.forward_cost import forward_cost
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.models import Model
 from anyformer.models.construct import build
@@ -52,14 +52,12 @@ def swin(side: int) -> Model:
 
 MODELS: dict[str, Callable[[int], Model]] = {"vit": vit, "swin": swin}
 COSTS = {"flops": "operations", "bytes": "memory", "bytes with scores": "memory with scores stored"}
-
-
-def trials(sides: list[int], timed: int) -> list[Trial]:
-    return [
-        Trial(f"{name}-{side}", {"model": name, "side": side, "tokens": (side // PATCH) ** 2, "timed": side <= timed})
-        for name in MODELS
-        for side in sides
-    ]
+trials = TrialGrid(
+    "{model}-{side}",
+    model=MODELS,
+    side="sides",
+    derive=lambda each: {"tokens": (each["side"] // PATCH) ** 2, "timed": each["side"] <= each["timed"]},
+)
 
 
 def work(values: Values, place: Place) -> list[Row]:

@@ -20,7 +20,7 @@ import torch
 
 from anyformer import families
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.models import Model
 from anyformer.parts.embedding.convolution import ConvolutionEmbedding
@@ -47,11 +47,7 @@ FORMS = {
     "full": Form(60, 6, {"width": 192, "depth": 2, "steps": 4000, "pictures": 20000, "asked": 8000, "seeds": 5}),
 }
 PARTS = ("unseen", "seen")  # combinations of color and shape
-
-
-def trials(width: int, depth: int, steps: int, pictures: int, asked: int, seeds: int = 1) -> list[Trial]:
-    same = {"width": width, "depth": depth, "steps": steps, "pictures": pictures, "asked": asked}
-    return [Trial(f"seed-{seed}", {**same, "seed": seed}) for seed in range(seeds)]
+trials = TrialGrid("seed-{seed}", seed="seeds")
 
 
 def work(values: Values, place: Place) -> list[Row]:
