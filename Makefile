@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 # Doctests of the sources are part of every run; a module that needs an extra which is not installed is passed over.
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --timeout 300 \
-          --doctest-modules --doctest-ignore-import-errors tests src/anyformer
+          --doctest-modules --doctest-ignore-import-errors tests src
 
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart test test-fast test-all test-lowest test-gpu test-real test-course mutants lint types docs bench bench-gpu bench-cpu clean

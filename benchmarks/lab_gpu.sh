@@ -12,7 +12,7 @@ for name; do
         echo "$name: no time left"
         continue
     fi
-    timeout $((seconds - SECONDS)) python -m anyformer lab run "$name" --form "${FORM:-full}" --jobs "${JOBS:-6}" \
+    timeout $((seconds - SECONDS)) python -m anyformer_course lab run "$name" --form "${FORM:-full}" --jobs "${JOBS:-6}" \
         --device "${DEVICE:-auto}" ${DATA:+--data "$DATA"} --out "$folder/$name" 2>&1 | sed -u "s/^/$name: /;s/anyformer: //"
     echo "$name: ended after $SECONDS s"
 done

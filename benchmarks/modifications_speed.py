@@ -27,12 +27,12 @@ from _turns import empty_cache, seconds, warm_up
 import anyformer as af
 from anyformer.data import Data, PythonDocs
 from anyformer.data.loader import StepBatches
-from anyformer.lab.narang_changes import TableSize
-from anyformer.lab.narang_table import READ, ROWS, WRITTEN, PaperRow, row_named
 from anyformer.objectives.span_corruption import SpanCorruption
 from anyformer.train.optim import AdamW
 from anyformer.train.run import Batch, Run
 from anyformer.train.trainer import Callback, Trainer
+from anyformer_course.lab.narang_changes import TableSize
+from anyformer_course.lab.narang_table import READ, ROWS, WRITTEN, PaperRow, row_named
 
 WARM, MOST, LONGEST = 6, 20, 1.0  # warm-up steps (the fourth is captured); timed steps; seconds of timing
 AGAIN = 10  # rows between two measurements of the first row

@@ -19,9 +19,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from anyformer.data import Data, Held, PythonDocs
-from anyformer.lab.experiments import modifications
-from anyformer.lab.narang_table import row_named
-from anyformer.lab.runs import READER, reader, texts, training, writer
+from anyformer.lab.training import training
 from anyformer.lab.trials import Place
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.span_corruption import SpanCorruption
@@ -29,6 +27,9 @@ from anyformer.specs.codec import override
 from anyformer.train.progress import Metrics, read_metrics
 from anyformer.train.run import Run
 from anyformer.train.start import setup
+from anyformer_course.experiments import modifications
+from anyformer_course.lab.narang_table import row_named
+from anyformer_course.lab.runs import READER, reader, texts, writer
 
 TOLERANCE = 1e-2  # relative: bf16, and sums in a different order
 

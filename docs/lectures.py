@@ -63,7 +63,7 @@ def run(command: str, *more: str) -> Any:
                 code = main(words[1:])
             assert code == 0, f"{command} ended with {code}: {errors.getvalue()}"
         else:
-            import anyformer.lab.narang_table as module
+            import anyformer_course.lab.narang_table as module
 
             assert words[1:3] == ["-m", module.__name__], command
             before, sys.argv = sys.argv, words[2:]
@@ -102,9 +102,6 @@ def count_cell(command: str, words: list[str]) -> str:
         first, *_, last = (line.split() for line in run(command).splitlines()[2:])
         return f"outside attention's products: {first[-1]} ({first[0]}) to {last[-1]} ({last[0]})"
     found = json.loads(run(command, "--json"))
-    if "lecture" in found and "text" in found["flops"]:
-        ratios = (f"{row['formula']}: {row['ratio']:.3f}" for row in found["lecture"][:3])
-        return f"exact count over formula: {', '.join(ratios)}"
     image = next((found["flops"][key] for key in ("image", "input") if key in found.get("flops", ())), 0)
     flops = f", {image / 2e9:.3g}G multiply-adds per image" if image else ""
     active = f", {short(found['active'])} active" if found["active"] != found["parameters"] else ""
@@ -135,7 +132,7 @@ def plan_cell(command: str, words: list[str]) -> str:
 
 
 def look_cell(command: str, words: list[str]) -> str:
-    from anyformer.look.lectures import PICTURES
+    from anyformer_course.pictures.lectures import PICTURES
 
     if (model := HUB.search(command)) is None or Path(model[0]).is_dir():
         run(command)

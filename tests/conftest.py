@@ -15,8 +15,10 @@ import pytest
 import torch
 
 from anyformer.kernels import hardware
+from anyformer_course.extension import register
 
 REPO = Path(__file__).resolve().parents[1]
+register()  # also works if the distribution is not installed
 collect_ignore = ["faults.py"]  # has no doctests, and its Parts may be declared only once
 
 
@@ -69,8 +71,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 # time. CPU seconds are listed in docs/results/quickstart.md.
 LONGEST = tuple(f"tests/{name}.py" for name in (
     "train/test_parallel", "test_docs", "train/test_recipes", "train/test_resume", "train/test_trainer", "lab/test_lab",
-    "lab/test_narang_table", "test_swapping", "families/test_config", "cli/test_cli", "weights/test_pickled_weights",
-    "tasks/test_transcribe", "hostile/test_files",
+    "course/test_lab", "course/test_narang_table", "test_swapping", "families/test_config", "cli/test_cli",
+    "weights/test_pickled_weights", "tasks/test_transcribe", "hostile/test_files",
 ))  # fmt: skip
 
 

@@ -103,7 +103,7 @@ AREAS = {
     ),
     "wide": (  # most of the library: use it with --nearest
         (
-            "transforms/", "families/base/", "generation/", "runtime/", "data/generated/", "tasks/", "counting/",
+            "transforms/", "families/base/", "generation/", "runtime/", "tasks/", "counting/",
             "lab/", "parts/", "kernels/", "models/", "recipes/", "train/",
         ),
         ("tests/**/test_*.py",),

@@ -45,8 +45,8 @@ def smaller(command: str) -> list[str]:
 
 
 def marks(command: str) -> Any:
-    """Mark experiments as slow (tests/lab/test_lab.py runs them), and all but every tenth row of Narang's table
-    (tests/lab/test_narang_table.py checks their counts)."""
+    """Mark experiments as slow (tests/course/test_lab.py runs them), and all but every tenth row of Narang's table
+    (tests/course/test_narang_table.py checks their counts)."""
     table_row = command in TABLE and TABLE.index(command) % 10 > 0
     slow = table_row or command.startswith(("anyformer lab run", "anyformer scale"))
     return pytest.param(command, marks=pytest.mark.slow) if slow else command

@@ -21,7 +21,6 @@ import torch.nn.functional as F
 import anyformer as af
 from anyformer import families
 from anyformer.data import Data, JSONLines, Words
-from anyformer.look import lectures
 from anyformer.look.inputs import blueprint, scene
 from anyformer.look.page import all_views, render_page
 from anyformer.look.views import Inside, Scene
@@ -29,6 +28,7 @@ from anyformer.objectives.ctc import CTC
 from anyformer.train.optim import AdamW
 from anyformer.train.run import Batch, Run
 from anyformer.train.start import train
+from anyformer_course.pictures import lectures
 
 HERE, REPO = Path(__file__).parent / "look", Path(__file__).resolve().parents[2]
 STEPS = 500  # training steps of the ViT

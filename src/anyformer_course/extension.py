@@ -1,4 +1,5 @@
-"""What the course adds to `anyformer`: commands.
+"""What the course adds to `anyformer`: commands, experiments and their results, pictures, and
+generated data.
 
 pyproject.toml declares the same as entry points, which work if the distribution is installed. If the package is only on
 the path, `register` does it; `python -m anyformer_course` is then the command `anyformer`.
@@ -8,9 +9,16 @@ from __future__ import annotations
 
 from anyformer.specs import extensions
 
-COMMANDS = {"course": "anyformer_course.cli.course", "show": "anyformer_course.cli.show"}
+EXTENSIONS = {
+    "commands": {"course": "anyformer_course.cli.course", "show": "anyformer_course.cli.show"},
+    "experiments": {"course": "anyformer_course.experiments"},
+    "results": {"course": "anyformer_course.results:stored"},
+    "pictures": {"course": "anyformer_course.pictures.lectures:PICTURES"},
+    "data": {"course": "anyformer_course.data.origins:ORIGINS"},
+}
 
 
 def register() -> None:
-    for name, value in COMMANDS.items():
-        extensions.register("commands", value, name)
+    for group, points in EXTENSIONS.items():
+        for name, value in points.items():
+            extensions.register(group, value, name)

@@ -15,7 +15,7 @@ import anyformer as af
 from anyformer import families
 from anyformer.counting import flops
 from anyformer.counting.flops import inputs_of, measure, visible_pairs
-from anyformer.counting.lecture import parameter_formulas, shares, token_formulas
+from anyformer.counting.shares import shares
 from anyformer.kernels.capture import graph_capture
 from anyformer.models.construct import skeleton
 from anyformer.parts.computed import Computed
@@ -211,20 +211,7 @@ def test_too_long_a_text() -> None:
         af.count(af.spec("bert-base")).decode(8)
 
 
-# -- the lectures -----------------------------------------------------------------------------------------------------
-
-
-def test_the_formulas_of_the_lectures() -> None:
-    """They omit biases and norms, and count a tied table twice."""
-    counted = af.count(af.spec("gpt2"))
-    parameters = {row.about: row for row in parameter_formulas(counted)}
-    assert parameters["feed-forward"].lecture == 12 * 8 * 768**2 and parameters["attention"].lecture == 12 * 4 * 768**2
-    assert parameters["vocabulary"].lecture == 2 * 50257 * 768 and parameters["vocabulary"].ratio == 0.5
-    assert 1 < parameters["feed-forward"].ratio < 1.01 and 1 < parameters["attention"].ratio < 1.01
-    tokens = {row.about: row for row in token_formulas(counted, 512)}
-    assert all(row.ratio == 1 for row in tokens.values())
-    assert tokens["training"].exact == 3 * tokens["forward"].exact == 3 * counted.flops(512) // 512
-    assert tokens["training, recomputed"].lecture == 4 * tokens["forward"].lecture
+# -- FLOPs by purpose ----------------------------------------------------------------------------------------------
 
 
 def test_attention_is_a_smaller_share_of_a_larger_model() -> None:

@@ -11,8 +11,9 @@ import torch
 
 import anyformer as af
 from anyformer import families
-from anyformer.look import lectures, vision
+from anyformer.look import vision
 from anyformer.look.views import Scene
+from anyformer_course.pictures import lectures
 
 SWIN = {
     "image_size": (26, 32), "patch_size": 2, "embed_dim": 8, "depths": [2, 3], "num_heads": [2, 4], "window_size": 4,

@@ -22,7 +22,7 @@ from anyformer import cli
 from anyformer.data.source import Source
 from anyformer.data.web import WebFile
 from anyformer.recipes import recipe, recipes
-from anyformer.recipes.shared.sources import ORIGINS, fetch, folders_of, models_of, runs_of
+from anyformer.recipes.shared.sources import ORIGINS, fetch, folders_of, models_of, origin_of, origins, runs_of
 from anyformer.specs.codec import to_json
 from anyformer.specs.part import walk
 
@@ -88,8 +88,8 @@ def played(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
 def test_every_recipe_names_its_data() -> None:
     for name in recipes():
         for folder in folders_of(name):
-            assert ORIGINS[folder].about, f"{name} reads {folder}, and nothing says where that is from"
-            assert ORIGINS[folder].available, f"{name} reads {folder}, which a fresh machine cannot have"
+            assert origins()[folder].about, f"{name} reads {folder}, and nothing says where that is from"
+            assert origins()[folder].available, f"{name} reads {folder}, which a fresh machine cannot have"
     assert folders_of("quickstart") == [] and folders_of("squad-scratch") == ["qa_squad11_part", "qa_xquad"]
 
 
@@ -106,7 +106,7 @@ def test_every_published_model_is_fetched() -> None:
 
 @pytest.mark.parametrize("name", recipes())
 def test_what_is_fetched_is_what_the_recipe_reads(name: str, played: list[str], tmp_path: Path) -> None:
-    folders = [each for each in folders_of(name) if not ORIGINS[each].model and not ORIGINS[each].generate]
+    folders = [each for each in folders_of(name) if not origin_of(each).model and not origin_of(each).generate]
     for folder in folders:
         assert fetch(folder, tmp_path) == tmp_path / folder
     if not folders:

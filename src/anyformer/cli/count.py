@@ -114,10 +114,8 @@ def run(options: argparse.Namespace) -> None:
 
 
 def at_length(counted: Any, length: int, options: argparse.Namespace, dtype: str) -> dict[str, Any]:
-    """Return FLOPs, memory and formulas for inputs of this length, as they are written to JSON."""
+    """Return FLOPs and memory for inputs of this length, as they are written to JSON."""
     import torch
-
-    from anyformer.counting.lecture import parameter_formulas, token_formulas
 
     batch, causal, source = options.batch, options.causal, options.source_length
     kind = getattr(torch, dtype)
@@ -135,9 +133,6 @@ def at_length(counted: Any, length: int, options: argparse.Namespace, dtype: str
     passes = {"prefill": counted.prefill(length, batch, kind, source)}
     if counted.spec.writes and counted.remembered and length > 1:
         passes["decode"] = counted.decode(length, batch, kind, source)
-    formulas = []
-    if "input_ids" in counted.spec.embedding.inputs:
-        formulas = [*parameter_formulas(counted), *token_formulas(counted, length, causal, source)]
     return {
         "length": length,
         "positions": positions,
@@ -148,7 +143,6 @@ def at_length(counted: Any, length: int, options: argparse.Namespace, dtype: str
         "flops_parts": counted.flops_table(length, options.depth, causal, source),
         "memory": {name: {**dataclasses.asdict(each), "total": each.total} for name, each in memory.items()},
         "passes": {name: {**dataclasses.asdict(each), "intensity": each.intensity} for name, each in passes.items()},
-        "lecture": [{**dataclasses.asdict(each), "ratio": each.ratio if each.lecture else None} for each in formulas],
     }
 
 
@@ -218,20 +212,6 @@ def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: arg
         for kind, each in used["passes"].items()
     ]
     table(("pass", "FLOPs", "bytes", "FLOPs per byte"), busy, right=(1, 2, 3))
-    if not used["lecture"]:
-        return
-    print("\napproximate formulas: parameters, then FLOPs per token")
-    formulas = [
-        (
-            row["about"],
-            row["formula"],
-            short_number(row["lecture"]),
-            short_number(row["exact"]),
-            "" if row["ratio"] is None else f"{row['ratio']:.3f}",
-        )
-        for row in used["lecture"]
-    ]
-    table(("of", "formula", "gives", "exact", "ratio"), formulas, right=(2, 3, 4))
 
 
 def amount(spec: Any, length: int, source_length: int | None = None) -> str:
@@ -257,7 +237,7 @@ def by_size(options: argparse.Namespace) -> None:
         from anyformer.checkpoint import spec as find
         from anyformer.counting import count
         from anyformer.counting.flops import fixed_input
-        from anyformer.counting.lecture import shares
+        from anyformer.counting.shares import shares
         from anyformer.models import position_limit
 
         known = [name for name, _ in families.names()]

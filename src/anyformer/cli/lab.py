@@ -76,9 +76,11 @@ def check(options: argparse.Namespace) -> None:
 
 def list_experiments(options: argparse.Namespace) -> None:
     from anyformer.cli.terminal import table
-    from anyformer.lab.registry import experiments
+    from anyformer.lab.registry import experiments, stored_result
 
-    table(("experiment", "what it shows"), list(experiments().items()))
+    results = {name: stored_result(name) for name in experiments()}
+    rows = [(name, result.verdict if (result := results[name]) else "", about) for name, about in experiments().items()]
+    table(("experiment", "stored verdict", "what it shows"), rows)
 
 
 def show(options: argparse.Namespace) -> None:
@@ -92,6 +94,7 @@ def show(options: argparse.Namespace) -> None:
         values = ", ".join(f"{key} {value}" for key, value in form.values.items())
         rows.append((name, str(len(found.trials(**form.values))), f"{form.cpu:g}", f"{form.cuda:g}", values))
     table(("form", "trials", "minutes on 2 cores", "on a GPU", "values"), rows, right=(1, 2, 3))
+    print_stored(options.name)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -106,7 +109,7 @@ def run(options: argparse.Namespace) -> None:
     if options.form is not None and options.form not in forms:
         raise ValueError(f"{options.name} has no form {options.form!r}; {nearest(options.form, forms)}")
     kind = hardware.device(options.device).type
-    form = options.form or choose_form(options.name, kind, options.budget)
+    form = options.form or choose_form(options.name, forms, kind, options.budget)
     folder = Path(options.out or f"runs/lab/{options.name}/{form}")
     outcome = perform(
         options.name,
@@ -120,13 +123,26 @@ def run(options: argparse.Namespace) -> None:
         tell=tell,
     )
     print(f"{outcome.name}, {form} form on {outcome.device}: {outcome.done} of {outcome.trials} trials done")
-    if outcome.holds is None:
+    if outcome.verdict == "unfinished":
         print("the time limit is reached: the same command continues with the rest")
         return
     for name, value in outcome.figures.items():
         print(f"  {name}: {value:.4g}" if isinstance(value, float) else f"  {name}: {value}")
-    print(f"claim: {outcome.claim}\n{'holds' if outcome.holds else 'does not hold'} in the {form} form")
+    print(f"claim: {outcome.claim}\n{form} form: {outcome.verdict}")
+    print_stored(options.name)
     print(f"written: {folder}, results.jsonl, claim.json, plot.png")
+
+
+def print_stored(name: str) -> None:
+    """Print the stored result, which decides, next to the reader's."""
+    from anyformer.lab.registry import stored_result
+
+    if (result := stored_result(name)) is None:
+        print("no verdict is stored for this experiment")
+        return
+    print(f"stored verdict ({result.run}): {result.verdict}\n  claim: {result.claim}\n  figure: {result.figure}")
+    if result.plot is not None:
+        print(f"  plot: {result.plot}")
 
 
 def grid(options: argparse.Namespace) -> None:

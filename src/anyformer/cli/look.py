@@ -16,6 +16,8 @@ from typing import Any
 from anyformer.cli import Mistake
 from anyformer.cli.generate import DTYPES
 from anyformer.cli.settings import MODEL, default_file, device_flag
+from anyformer.look.picture import Picture
+from anyformer.look.picture import pictures as find_pictures
 from anyformer.specs.messages import nearest
 
 PORT = 8017
@@ -45,14 +47,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from anyformer.look.lectures import PICTURES
-
+    pictures: Mapping[str, Picture] = {}
+    if options.list or options.picture is not None:
+        pictures = find_pictures()
     if options.list:
-        print("\n".join(f"{name:10} {picture.about}" for name, picture in PICTURES.items()))
+        print("\n".join(f"{name:10} {picture.about}" for name, picture in pictures.items()))
         return
-    check(options, PICTURES)
-    if options.picture is not None and not PICTURES[options.picture].needs:
-        draw(PICTURES[options.picture].draw(), options)
+    check(options, pictures)
+    if options.picture is not None and not pictures[options.picture].needs:
+        draw(pictures[options.picture].draw(), options)
         return
 
     from anyformer.cli.terminal import spinner
@@ -61,7 +64,7 @@ def run(options: argparse.Namespace) -> None:
         from anyformer.kernels import hardware
         from anyformer.look.inputs import blueprint, scene
 
-        if options.picture is not None and PICTURES[options.picture].bare:
+        if options.picture is not None and pictures[options.picture].bare:
             shown = blueprint(options.model, options.input, offline=options.offline)
         else:
             shown = scene(
@@ -74,10 +77,10 @@ def run(options: argparse.Namespace) -> None:
                 offline=options.offline,
             )
     if options.picture is not None:
-        needs = PICTURES[options.picture].needs
+        needs = pictures[options.picture].needs
         if needs != shown.reads and not (needs == "text" and shown.model.spec.pair):
             raise ValueError(f"--picture {options.picture} needs a model that {READS[needs]}")
-        draw(PICTURES[options.picture].draw(shown), options)
+        draw(pictures[options.picture].draw(shown), options)
     elif options.serve:
         serve(shown, PORT if options.port is None else options.port)
     else:

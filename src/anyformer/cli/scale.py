@@ -90,12 +90,11 @@ def run(options: argparse.Namespace) -> None:
     from anyformer.kernels import hardware
     from anyformer.lab import scale
     from anyformer.lab.experiment import check_data, choose_form, default_jobs, draw
-    from anyformer.lab.experiments.scaling_laws import FORMS, minutes
     from anyformer.lab.trials import Trials
 
     device = hardware.device(options.device)
-    form = choose_form("scaling-laws", device.type, options.budget)
-    values = {**FORMS[form].values, **given, "name": options.name, "data": options.data}
+    form = choose_form("scale", scale.FORMS, device.type, options.budget)
+    values = {**scale.FORMS[form].values, **given, "name": options.name, "data": options.data}
     values |= {} if options.batch is None else {"batch": options.batch}
     if ("widths" in given or "tokens" in given) and "largest" not in given:
         values["largest"] = [max(values["widths"]) * 2, max(values["tokens"]) * 2]
@@ -107,7 +106,7 @@ def run(options: argparse.Namespace) -> None:
     trials = Trials([largest, *others], scale.work, folder, str(device))
     jobs = default_jobs(device.type, options.jobs)
     if trials.remaining:
-        show_plan(trials, minutes(trials.remaining, device.type, jobs), jobs, device.type)
+        show_plan(trials, scale.minutes(trials.remaining, device.type, jobs), jobs, device.type)
         if not options.run:
             confirm(len(trials.remaining))
     tell(f"{len(trials.trials)} trainings in {folder}; sizes and budgets of the {form} form unless given")

@@ -17,7 +17,7 @@ from anyformer.specs.messages import plain
 STOP_WORDS = {"a", "an", "and", "by", "for", "in", "of", "on", "or", "the", "to", "with"}
 
 PACKAGE = Path(__file__).parent.parent
-LISTED = ("cli", "families", "lab/experiments", "recipes", "tasks/each")  # folders whose files have other rows
+LISTED = ("cli", "families", "recipes", "tasks/each")  # folders whose files have other rows
 
 Row = tuple[str, str, str]  # where, what is searched, what is shown
 

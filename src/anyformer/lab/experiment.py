@@ -1,8 +1,9 @@
-"""An experiment is a file in experiments/ with trials, measurements, one plot and one claim that is checked.
+"""An experiment is a file with trials, measurements, one plot and one claim that is checked.
 
 It has FORMS of growing cost; `trials(...)`, which takes a form's values; `work(values, place)`, which runs one trial
-and returns rows; `claim(rows)` and `plot(rows)`. The first line of its docstring is shown by `anyformer lab list`. If a
-training diverges, its only row has "failed", and the claim is not checked unless the module sets DIVERGES."""
+and returns rows; `claim(rows)` and `plot(rows)`. The first line of its docstring is shown by `anyformer lab list`. The
+form "tiny" only shows that the experiment runs: it gets no verdict. If a training diverges, its only row has "failed",
+and the claim is not checked unless the module sets DIVERGES."""
 
 from __future__ import annotations
 
@@ -16,11 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from anyformer.data import TextFiles
 from anyformer.kernels.hardware import device as device_of
 from anyformer.lab.registry import experiment
-from anyformer.lab.trials import Place, Row, Trial, Trials, Values, plain, write
+from anyformer.lab.trials import Place, Row, Trial, TrialGrid, Trials, Values, plain, write
 
+TINY = "tiny"  # the form that is too small to judge
 DEFAULT_BUDGET = {"cpu": 2.0, "cuda": 4.0}  # minutes
 
 
@@ -45,7 +49,7 @@ class Verdict:
 
 
 class Experiment(Protocol):
-    """The interface of a module in experiments/."""
+    """The interface of an experiment's module."""
 
     __doc__: str
     CLAIM: str
@@ -57,11 +61,10 @@ class Experiment(Protocol):
     def plot(self, rows: Sequence[Row]) -> Any: ...
 
 
-def choose_form(name: str, kind: str, budget: float | None = None) -> str:
-    """Return the largest form of an experiment that fits a budget of minutes on this kind of device."""
+def choose_form(name: str, forms: Mapping[str, Form], kind: str, budget: float | None = None) -> str:
+    """Return the largest form that fits a budget of minutes on this kind of device. `name` is for messages."""
     if budget is not None and not 0 < budget < math.inf:
         raise ValueError(f"--budget: {budget:g} minutes; it must be above 0 and finite")
-    forms = experiment(name).FORMS
     least = min(forms.values(), key=lambda form: form.minutes(kind)).minutes(kind)
     if budget is not None and budget < least:
         raise ValueError(f"--budget {budget:g}: the smallest form of {name} takes about {least:g} minutes here")
@@ -76,11 +79,15 @@ class Outcome:
     name: str
     form: str
     claim: str
-    holds: bool | None  # None while trials remain
+    holds: bool | None  # None: no verdict
+    verdict: str  # holds, does not hold, or why there is no verdict
     figures: Mapping[str, Any]
     done: int
     trials: int
+    seeds: int | None  # None: no trial names its seed
     device: str
+    machine: str
+    seconds: float  # of this call
     folder: Path
 
 
@@ -99,7 +106,7 @@ def perform(
     """Run a form of an experiment, or continue it. Writes results.jsonl, claim.json and plot.png into its folder."""
     begin, place = time.monotonic(), device_of(device)
     each = experiment(name)
-    if data is not None and "data" not in inspect.signature(each.trials).parameters:
+    if data is not None and not accepts_data(each.trials):
         raise ValueError(f"--data: {name} generates its own data; leave --data out")
     if data is not None:
         getattr(each, "check_data", check_data)(data)
@@ -113,21 +120,29 @@ def perform(
     total = len(every.trials)
     done = total - len(every.remaining)
     failed = {row["trial"]: row["failed"] for row in rows if "failed" in row and not getattr(each, "DIVERGES", False)}
-    verdict = None
+    holds, verdict, figures = None, "unfinished", dict[str, Any]()
     if failed:
-        verdict = Verdict(False, {f"diverged, claim not checked: {name}": why for name, why in failed.items()})
+        verdict = "not checked: a training diverged"
+        figures = {f"diverged: {trial}": why for trial, why in failed.items()}
     elif done == total:
-        verdict = each.claim(rows)
+        judged = each.claim(rows)
+        figures = dict(judged.figures)
+        holds = None if form == TINY else judged.holds
+        verdict = "too small to judge" if holds is None else "holds" if holds else "does not hold"
     outcome = Outcome(
-        name,
-        form,
-        each.CLAIM,
-        verdict.holds if verdict else None,
-        verdict.figures if verdict else {},
-        done,
-        total,
-        place.type,
-        folder,
+        name=name,
+        form=form,
+        claim=each.CLAIM,
+        holds=holds,
+        verdict=verdict,
+        figures=figures,
+        done=done,
+        trials=total,
+        seeds=len({trial.values["seed"] for trial in every.trials if "seed" in trial.values}) or None,
+        device=place.type,
+        machine=torch.cuda.get_device_name(place) if place.type == "cuda" else f"{os.cpu_count()} CPU cores",
+        seconds=time.monotonic() - begin,
+        folder=folder,
     )
     content = {field: value for field, value in dataclasses.asdict(outcome).items() if field != "folder"}
     content["figures"] = {field: plain(value) for field, value in outcome.figures.items()}
@@ -135,6 +150,11 @@ def perform(
     if done == total and not failed:
         draw(each.plot, rows, folder / "plot.png", tell)
     return outcome
+
+
+def accepts_data(trials: Callable[..., list[Trial]]) -> bool:
+    """Whether the trials of an experiment read the path of --data."""
+    return trials.data if isinstance(trials, TrialGrid) else "data" in inspect.signature(trials).parameters
 
 
 def check_data(path: str) -> None:

@@ -16,7 +16,8 @@ import numpy as np
 from anyformer.checkpoint import spec
 from anyformer.counting import count
 from anyformer.data import Data, Held, PythonDocs, Source, TextFiles
-from anyformer.lab.runs import SIZE, training
+from anyformer.lab.experiment import Form
+from anyformer.lab.training import training
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.models import Model
@@ -26,6 +27,20 @@ from anyformer.specs.part import walk
 from anyformer.train.progress import read_metrics
 
 LENGTH, HEAD = 128, 32  # tokens per text; head width
+SIZE = 258  # vocabulary: bytes and two special tokens
+FORMS = {
+    "tiny": Form(0.3, 0.2, {
+        "widths": [16, 32], "tokens": [1024, 2048], "largest": [32, 4096], "batch": 8, "library": False
+    }),
+    "small": Form(2, 1, {
+        "widths": [16, 32, 64], "tokens": [60_000, 120_000, 240_000], "largest": [96, 400_000], "batch": 16,
+        "library": False,
+    }),
+    "full": Form(600, 4, {
+        "widths": [64, 96, 128, 192, 256], "tokens": [4_000_000, 8_000_000, 16_000_000, 32_000_000],
+        "largest": [320, 48_000_000], "batch": 32,
+    }),
+}  # fmt: skip
 # published exponents: Kaplan et al. [2020] for one variable, Hoffmann et al. [2022] for both
 PUBLISHED = {"L(N)": 0.076, "L(D)": 0.095, "L(C)": 0.050, "L(N,D) of N": 0.34, "L(N,D) of D": 0.28}
 
@@ -116,6 +131,16 @@ def work(values: Values, place: Place) -> list[Row]:
     )
     lines = [line for line in read_metrics(place.train(run).folder) if "valid/loss" in line]
     return [{"step": line["step"], "loss": line["valid/loss"]} for line in lines]
+
+
+def minutes(remaining: Sequence[Trial], kind: str, jobs: int) -> float:
+    """Estimate the minutes of these trainings from their FLOPs, by interpolation between the forms (on a CPU, with two
+    cores). Beyond the largest form, time is proportional to FLOPs."""
+    cost = [math.log(sum(trial.values["flops"] for trial in trials(**form.values))) for form in FORMS.values()]
+    known = [math.log(form.minutes(kind)) for form in FORMS.values()]
+    work = math.log(sum(trial.values["flops"] for trial in remaining))
+    total = math.exp(float(np.interp(work, cost, known)) + max(work - cost[-1], 0))
+    return total * (1 if kind == "cuda" else 2 / min(jobs, len(remaining)))
 
 
 # -- laws -------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import itertools
 import json
 import math
 import multiprocessing
@@ -44,6 +45,37 @@ class Trial(NamedTuple):
 
     name: str  # also the name of its folder
     values: Values
+
+
+class TrialGrid:
+    """The trials of an experiment as data: one for every combination of some values.
+
+    >>> trials = TrialGrid("{kind}-{seed}", kind=("bert", "gpt"), seed="seeds")
+    >>> [trial.name for trial in trials(width=16, seeds=2)]
+    ['bert-0', 'bert-1', 'gpt-0', 'gpt-1']
+    >>> trials(width=16)[1].values
+    {'kind': 'gpt', 'seed': 0, 'width': 16}
+
+    An axis is a sequence of values, or names the form's value that lists or counts them (default: one). The form's
+    other values are part of every trial, and so is the result of `derive`, a function of a trial's values. With `data`,
+    trials have the path of --data or None. Spaces in names become dashes.
+    """
+
+    def __init__(
+        self, name: str, *, data: bool = False, derive: Callable[[Values], Values] | None = None, **axes: Any
+    ) -> None:
+        self.name, self.data, self.derive, self.axes = name, data, derive, axes
+
+    def __call__(self, **values: Any) -> list[Trial]:
+        listed = [values.pop(axis, 1) if isinstance(axis, str) else axis for axis in self.axes.values()]
+        if self.data:
+            values.setdefault("data", None)
+        trials = []
+        for chosen in itertools.product(*(range(each) if isinstance(each, int) else each for each in listed)):
+            each = dict(zip(self.axes, chosen, strict=True)) | values
+            each |= self.derive(each) if self.derive else {}
+            trials.append(Trial(self.name.format(**each).replace(" ", "-"), each))
+        return trials
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from anyformer.look.maps import attention, routing
     from anyformer.look.neuron_attribution import neurons
     from anyformer.look.patching import patch, patch_table
-    from anyformer.look.published_figures import published_models
     from anyformer.look.residual_stream import logit_lens, stream_norms
     from anyformer.look.scores import head_scores, repeated
     from anyformer.look.vision import attention_distance, windows
@@ -39,14 +38,13 @@ _PUBLIC = {
     "patch_table": "patching",
     "head_scores": "scores",
     "repeated": "scores",
-    "published_models": "published_figures",
     "attention_distance": "vision",
     "windows": "vision",
 }
 
 __all__ = [
     "attention", "routing", "logit_lens", "stream_norms", "contributions", "neurons", "patch", "patch_table",
-    "head_scores", "repeated", "published_models", "attention_distance", "windows",
+    "head_scores", "repeated", "attention_distance", "windows",
 ]  # fmt: skip
 
 

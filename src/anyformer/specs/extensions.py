@@ -1,4 +1,4 @@
-"""What other packages add to anyformer: commands, experiments, pictures and generated data.
+"""What other packages add to anyformer: commands, experiments and their results, pictures and generated data.
 
 A package declares entry points in its pyproject.toml:
 
@@ -6,6 +6,8 @@ A package declares entry points in its pyproject.toml:
     mine = "my_package.mine"
     [project.entry-points."anyformer.experiments"]  # a package with one experiment per file
     mine = "my_package.experiments"
+    [project.entry-points."anyformer.results"]      # a function: name -> anyformer.lab.registry.StoredResult or None
+    mine = "my_package.results:stored"
     [project.entry-points."anyformer.pictures"]     # name -> anyformer.look.picture.Picture
     mine = "my_package.pictures:PICTURES"
     [project.entry-points."anyformer.data"]         # folder -> anyformer.recipes.shared.sources.Origin
@@ -24,8 +26,8 @@ _registered: dict[str, metadata.EntryPoint] = {}
 MISSING = "none are installed: run `pip install -e .` in the checkout, or `python -m anyformer_course` for `anyformer`"
 
 
-def register(group: str, value: str, name: str = "registered") -> None:
-    """Add a module, or an object as "module:name", to a group: commands, experiments, pictures or data."""
+def register(group: str, value: str, name: str) -> None:
+    """Add a module, or an object as "module:name", to a group: commands, experiments, results, pictures or data."""
     _registered[value] = metadata.EntryPoint(name, value, f"anyformer.{group}")
 
 

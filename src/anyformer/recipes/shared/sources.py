@@ -2,7 +2,7 @@
 
 A data set of the Hugging Face hub is read with `datasets` (the extra `data`) and converted to the files that recipes
 read. A file from the web is stored unchanged. A published model is copied from the hub's cache. Other data are
-generated without a network.
+generated without a network, by functions of other packages (`specs/extensions.py`).
 """
 
 from __future__ import annotations
@@ -15,22 +15,17 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from anyformer.data import HFDataset, Stored
-from anyformer.data.generated.cartpole import write_episodes
-from anyformer.data.generated.conversations import write_conversations
-from anyformer.data.generated.drawings import write_emoji, write_shapes
-from anyformer.data.generated.python_text import write_texts
-from anyformer.data.generated.speech import write_digits
 from anyformer.data.web import WebFile
 from anyformer.objectives.distill import Distill
 from anyformer.recipes import recipe
 from anyformer.specs.codec import to_json
+from anyformer.specs.extensions import MISSING, tables
 from anyformer.specs.part import walk
 from anyformer.train.run import Pretrained
 from anyformer.weights import hub
@@ -151,7 +146,6 @@ SAME = table(
 FOLLOWS = table("sentence1", "sentence2", "label", "idx", names=("sentence1", "sentence2", "label", "idx"))
 ANSWERED = table("idx", "question", "sentence", "label", names=("index", "question", "sentence", "label"))
 
-STAND_IN = "texts of the running Python, in place of"
 ORIGINS: dict[str, Origin] = {
     "all-MiniLM-L6-v2": Origin("a small encoder for sentences", "sentence-transformers/all-MiniLM-L6-v2", model=True),
     "tiny_shakespeare": Origin("1.1 MB of plays", "karpathy/tiny_shakespeare", {
@@ -209,19 +203,8 @@ ORIGINS: dict[str, Origin] = {
             ("dev", "3191fa98ccc09521332b7a1cd63b1930be4e8df125a235ccd31e40329709525e"),
             ("test", "fb42dd6cd4f4a1928ae8a01a189456fbfe994a07e938bd49f68653933f6503c9"))
     }),
-    "offline_rl_expert": Origin("600 episodes of CartPole by three policies, generated", generate=write_episodes),
-    "text": Origin(f"{STAND_IN} your own texts", generate=write_texts),
-    "books": Origin(f"{STAND_IN} books", generate=partial(write_texts, library=False)),
-    "wikipedia": Origin(f"{STAND_IN} Wikipedia's articles", generate=write_texts),
-    "gpt3": Origin(f"{STAND_IN} GPT-3's sources, which are not published", generate=partial(
-        write_texts, folders=("common_crawl", "webtext2", "books1", "books2", "wikipedia", "valid"))),
-    "dialogue": Origin("3,000 conversations about the running Python's library, in place of your own",
-                       generate=write_conversations),
-    "spoken_digits": Origin("3,000 spoken digits in six voices, synthesised", generate=write_digits),
     "speech_fsdd": Origin("3,000 recordings of the Free Spoken Digit Dataset in fsdd.npz, with the arrays that"
                           " `anyformer parts Recordings` names, label, speaker and index"),
-    "shapes": Origin("6,000 images of coloured shapes, generated", generate=write_shapes),
-    "drawn_emoji": Origin("2,156 images of emoji with their names, generated", generate=write_emoji),
     "image_text_emoji": Origin("1,903 images of emoji with their names; you have to render them with an emoji font"),
 }  # fmt: skip
 
@@ -246,8 +229,14 @@ def runs_of(name: str) -> list[str]:
     return [*dict.fromkeys(re.findall(r'"(?:\./)?runs/([^/"]+)"', to_json(recipe(name))))]
 
 
+def origins() -> dict[str, Origin]:
+    """Return the origin of every folder, including those that other packages generate."""
+    return {**tables("data"), **ORIGINS}
+
+
 def origin_of(folder: str) -> Origin:
-    return ORIGINS.get(folder, Origin("data of your own"))
+    unknown = "data of your own" if tables("data") else f"generated data: {MISSING}"
+    return origins().get(folder, Origin(unknown))
 
 
 def fetch(

@@ -1,0 +1,146 @@
+"""Write docs/results/lab.md and docs/scoreboard.md from the stored results: `python docs/lab_pages.py`.
+
+The results are src/anyformer_course/results/NAME.json. tests/course/test_results.py checks that the pages are up to
+date.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from anyformer_course.results import judged_run, names, read, seeds_of
+
+DOCS = Path(__file__).resolve().parent
+Record = dict[str, Any]
+
+LAB = """\
+# The lab
+
+Each experiment of `anyformer lab` checks a claim of the lectures. Show one with `anyformer lab show NAME` and
+run it with `anyformer lab run NAME`. The [scoreboard](../scoreboard.md) has every claim and its verdict. A file
+per experiment, `src/anyformer_course/results/NAME.json`, has all results; `python docs/lab_pages.py` writes
+these pages from the files.
+
+## Full forms
+
+Run by `bash benchmarks/lab_gpu.sh FOLDER SECONDS NAME ...` on one H200 with captured steps (`Run.record`),
+except where another command is named.
+"""
+METHOD = """\
+Method: `anyformer lab run` continues after a trial that fails. If values become infinite, it names the trial
+and does not judge the claim, except where divergence is a result (norm placement, modifications, scaling laws).
+The times of scaling-laws, emergence, masking-rate, modifications and induction-heads are from a crowded
+machine, with up to 23 trainings on the card; the others ran one experiment at a time, with at most eight
+trainings (electra together with next-sentence; two trainings at once of each of words-and-pictures, neighbours,
+sharing and what-tuning-changes, and two of another). Times of efficient attention are in
+[families.md](families.md), in-context regression in [regression.md](regression.md).
+
+A grid of 8 trainings gives the same `results.jsonl` and the same weights, bit for bit, one after another, in
+two processes, and on two workers of Ray 2.60. A killed process, local or Ray's, is replaced and its run starts
+again (`python -m pytest tests/lab/test_lab.py -m slow`).
+
+## Small forms
+
+Run by `anyformer lab run NAME --form small` on two CPU cores. The time is the CPU time of the trials.
+"""
+SMALL = """\
+The small forms learn from a synthetic language with a few dozen words, four kinds of words and topics. Weights
+start with a standard deviation of 1 / sqrt(width) instead of GPT-2's 0.02; in positions and norm-placement,
+embeddings are multiplied by sqrt(width). The bounds of windows-and-pixels, words-and-pictures, images-by-data
+and speech-from-few-labels were set before the runs, those of return-asked-and-reached after a look at one
+training.
+
+## Notes, plots, and what was changed after looking at results
+"""
+SCORES = """\
+# Scoreboard
+
+Every claim of the lectures that an experiment of `anyformer lab` checks. The verdict is that of the largest
+form that was judged. Run an experiment yourself with `anyformer lab run NAME`; [the lab](results/lab.md) has
+all figures, methods and changes.
+"""
+
+
+def row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def table(columns: str, rows: list[str]) -> list[str]:
+    return [row(*columns.split(", ")), "|" + "---|" * len(columns.split(", ")), *rows, ""]
+
+
+def lab(records: list[Record]) -> Iterator[str]:
+    yield LAB
+    for is_small, text in ((False, METHOD), (True, SMALL)):
+        rows = [
+            row(
+                record["experiment"],
+                run["claim"],
+                run["figure"],
+                seeds_of(run),
+                run["machine"],
+                run["time"] or "",
+            )
+            for record in records
+            for run in record["runs"]
+            if (run["form"] == "small") == is_small
+        ]
+        yield from table("experiment, claim, figure, seeds, machine, time", rows)
+        yield text
+    for record in records:
+        parts = [f"It does not hold. Why, we think: {record['why']}"] if record["why"] else []
+        parts = [wrap(part) for part in (*record["notes"], *parts)]
+        if record["plot"]:
+            parts.append(f"![{record['plot']['shows']}](plots/{record['plot']['file']})")
+        if record["changes"]:
+            changes = "\n".join(wrap(f"- {change}") for change in record["changes"])
+            parts.append(f"Changed after looking at results:\n\n{changes}")
+        if parts:
+            yield f"### {record['experiment']}\n"
+            yield "\n\n".join(parts) + "\n"
+
+
+def wrap(text: str) -> str:
+    indent = "  " if text.startswith("- ") else ""
+    return textwrap.fill(text, 130, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def scoreboard(records: list[Record]) -> Iterator[str]:
+    judged = {record["experiment"]: judged_run(record) for record in records}
+    verdicts = [run["verdict"] for run in judged.values() if run is not None]
+    yield SCORES
+    yield f"Of {len(records)} claims {verdicts.count('holds')} hold and {verdicts.count('does not hold')} do not.\n"
+    rows = []
+    for record in records:
+        name, run = record["experiment"], judged[record["experiment"]]
+        paper = f" [{record['paper']}]" if record["paper"] else ""
+        picture = f"plots/{record['plot']['file']}" if record["plot"] else ""
+        rows.append(
+            row(
+                f"{record['lecture']}{paper}",
+                f"**{run['verdict']}**" if run else "not judged yet",
+                f"{run['form']}, {seeds_of(run)}" if run else "",
+                f"[{name}](results/lab.md)",
+                f"[![{record['plot']['shows']}](results/{picture})](results/{picture})" if picture else "",
+            )
+        )
+    yield from table("claim, verdict, form and seeds, experiment, plot", rows)
+    yield "## Claims that do not hold, and why we think so\n"
+    for record in records:
+        if record["why"]:
+            yield wrap(f"- **{record['lecture']}** (`{record['experiment']}`). {record['why']}")
+
+
+def pages() -> dict[Path, str]:
+    """Return the pages and their text."""
+    records = [read(name) for name in names()]
+    makers = {DOCS / "results" / "lab.md": lab, DOCS / "scoreboard.md": scoreboard}
+    return {path: "\n".join(make(records)).rstrip() + "\n" for path, make in makers.items()}
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        path.write_text(text, "utf-8")

@@ -1,0 +1,1 @@
+"""What several experiments share: small models, generated texts, measurements, the rows of Narang et al."""

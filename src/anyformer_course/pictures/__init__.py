@@ -1,0 +1,1 @@
+"""The pictures of the lectures, drawn from models and from published figures."""

@@ -1,0 +1,405 @@
+"""Claims of experiments on made-up rows: a claim holds if it is true, and does not hold if one part of it is false."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from anyformer import families
+from anyformer.counting import count
+from anyformer.evaluate.regression import curves as errors
+from anyformer.evaluate.regression import gaussian_process, smoother
+from anyformer.lab.scale import Point
+from anyformer.lab.trials import Place, Row
+from anyformer.models.construct import build
+from anyformer.objectives.regress import Regress
+from anyformer.tasks.each.play import answer
+from anyformer_course.experiments import (
+    batch_or_layer_norm,
+    batch_size,
+    electra,
+    few_shot,
+    images_by_data,
+    larger_learn_from_fewer,
+    low_rank,
+    masking_rate,
+    neighbours,
+    next_sentence,
+    return_asked_and_reached,
+    sharing,
+    speech_from_few_labels,
+    switch_scaling,
+    what_tuning_changes,
+    windows_and_pixels,
+    words_and_pictures,
+)
+
+SEEDS = range(3)
+
+
+def switch(last: float = 1.5, cost: int = 101, middle: float = 1.8) -> list[Row]:
+    losses = {1: 2.0, 4: middle, 16: 1.6}
+    return [
+        {"experts": n, "seed": seed, "step": 1, "loss": last if (n, seed) == (16, 2) else loss, "parameters": 9 * n,
+         "flops": cost if n > 1 else 100, "busiest": 0.3, "dropped": 0.1}
+        for n, loss in losses.items() for seed in SEEDS
+    ]  # fmt: skip
+
+
+def norms(other: float = 1.2, large: float = 0.1) -> list[Row]:
+    """Parameters: held-out loss of the last BatchNorm row, and the distance of its statistics in larger batches."""
+    return [
+        {"norm": norm, "lengths": lengths, "batch": batch, "seed": seed, "train": 1.0, "own statistics": 1.1,
+         "held out": 1.0 if norm == "layer" else other if (batch, seed) == (16, 2) else 1.3,
+         "distance": 0.0 if norm == "layer" else 0.2 if batch == 4 else large}
+        for norm, lengths in product(batch_or_layer_norm.NORMS, batch_or_layer_norm.LENGTHS)
+        for batch, seed in product((4, 16), SEEDS)
+    ]  # fmt: skip
+
+
+def tuned(last: float = 0.3, control: float = 0.2) -> list[Row]:
+    rows: list[Row] = []
+    for seed in SEEDS:
+        ends = {"tuned": last if seed == 2 else 0.3, "control": control}
+        back = {"tuned": {"without": 1.0}, "control": {}}
+        rows += [{"seed": seed, "kind": kind, "layer": i, "moved": each, **back[kind]}
+                 for kind, end in ends.items() for i, each in enumerate((0.2, 0.2, end))]  # fmt: skip
+        rows.append({"seed": seed, "accuracy": 0.8, "loss": 0.5})
+    return rows
+
+
+def looked_up(line: float = 0.9, bayes: float = 0.01, smooth: float = 0.5) -> list[Row]:
+    """Parameters: distances of ridge from the smooth model, of Bayes, and of the smoother from the linear model."""
+    far = {"linear": {"neighbours": 0.5, "smoother": smooth, "ridge": bayes, "bayes": bayes},
+           "smooth": {"neighbours": 0.2, "smoother": 0.3, "ridge": line, "bayes": bayes}}  # fmt: skip
+    return [
+        {"functions": functions, "name": name, "seed": seed, "pairs": pairs, "error": 0.1,
+         **({} if name == "model" else {"distance": far[functions][name] if pairs > 1 else 9.0})}
+        for functions in far for name in ("model", *far[functions]) for seed in SEEDS for pairs in range(4)
+    ]  # fmt: skip
+
+
+def shared(
+    size: int = 40, loss: float = 1.2, dropped: float = 1.4, steps: tuple[float, ...] = (0.3, 0.3, 0.2)
+) -> list[Row]:
+    found: list[Row] = []
+    for kind, dropout, seed in product(sharing.KINDS, (0.0, sharing.DROPOUT), SEEDS):
+        own, last = kind == "own", seed == 2
+        row = {"kind": kind, "dropout": dropout, "seed": seed, "parameters": 100 if own else size}
+        value = 1.0 if own else (dropped if last else 1.4) if dropout else (loss if last else 1.2)
+        found.append({**row, "loss": value})
+        distances = (0.5, 0.2, 0.5) if own else steps
+        found += [{**row, "layer": i, "distance": each, "angle": 20.0} for i, each in enumerate(distances)]
+    return found
+
+
+def batches(larger: float = 0.9, best: float = 4e-3) -> list[Row]:
+    """Parameters: loss of the larger batch with the last seed, and best rate of the largest batch."""
+    return [
+        {"batch": batch, "lr": lr, "seed": seed,
+         "loss": (larger if batch == 32 and seed == 2 else {8: 1.0, 32: 0.9, 128: 1.1}[batch])
+         + (0.5 if lr != (best if batch == 128 else 2e-3) else 0.0)}
+        for batch in (8, 32, 128) for lr in (1e-3, 2e-3, 4e-3) for seed in SEEDS
+    ]  # fmt: skip
+
+
+def sizes(falls: float = 0.5, start: float = 4.0) -> list[Row]:
+    """Losses of three sizes by step; cost is proportional to size. `falls`: per step, largest size, last seed."""
+    speed = {1e3: 0.2, 4e3: 0.35, 16e3: 0.5}
+    return [
+        {"parameters": N, "seed": seed, "step": step, "steps": 8, "tokens": 8000, "flops": 6 * N * 8000,
+         "loss": (start if N > 1e3 else 4.0) - (falls if (N, seed) == (16e3, 2) else fall) * step**0.5}
+        for N, fall in speed.items() for seed in SEEDS for step in range(1, 9)
+    ]  # fmt: skip
+
+
+def images(cheaper: float = 0.9, **powers: float) -> list[Row]:
+    """Costs as powers of the number of patches; `cheaper` is the Swin's share of the ViT's operations at first."""
+    own = {"vit_flops": 2.0, "swin_flops": 1.0, "vit_bytes": 1.0, "swin_bytes": 1.0, "vit_bytes with scores": 2.0,
+           "swin_bytes with scores": 1.0, "vit_seconds": 2.0, "swin_seconds": 1.0} | powers  # fmt: skip
+    return [
+        {"model": name, "side": side, "tokens": side**2,
+         **{field: (cheaper if (name, field) == ("swin", "flops") else 1.0) * (side / 8) ** (2 * own[f"{name}_{field}"])
+            for field in (*windows_and_pixels.COSTS, "seconds")}}
+        for name in windows_and_pixels.MODELS for side in (8, 16, 32)
+    ]  # fmt: skip
+
+
+def played(slope: float = 0.9, short: float = 0.0, cloned: float = 100.0) -> list[Row]:
+    """Parameters: slopes of the reached by the requested return (long and short window), and the clone's return."""
+    slopes = {
+        **{(seed, 20): 0.9 for seed in SEEDS},
+        **{(seed, 1): 0.0 for seed in SEEDS},
+        (2, 20): slope,
+        (2, 1): short,
+    }
+    return [
+        {"kind": kind, "seed": seed, "window": window, "asked": asked,
+         "reached": cloned if kind == "cloned" else 100 + slopes[seed, window] * (asked - 100)}
+        for kind, seed, window in product(return_asked_and_reached.KINDS, SEEDS, return_asked_and_reached.WINDOWS)
+        for asked in return_asked_and_reached.ASKED
+    ]  # fmt: skip
+
+
+def named(last: float = 0.6) -> list[Row]:
+    """Parameter: share of unseen pairs named correctly with the last seed."""
+    return [{"pairs": part, "seed": seed, "name": last if (part, seed) == ("unseen", 2) else 0.9, "colour": 0.9,
+             "shape": 0.9} for part, seed in product(words_and_pictures.PARTS, SEEDS)]  # fmt: skip
+
+
+def by_data(few: float = 0.3, many: float = 0.95) -> list[Row]:
+    """Parameters: accuracies of the ViT with the last seed, with the fewest and with the most images."""
+    right = {"resnet": {100: 0.5, 400: 0.8, 1600: 1.0}, "vit": {100: 0.3, 400: 0.6, 1600: 0.95}}
+    last = {("vit", 100): few, ("vit", 1600): many}
+    return [
+        {"kind": kind, "images": size, "seed": seed, "best step": 9, "stopped": True,
+         "accuracy": last.get((kind, size), each) if seed == 2 else each}
+        for kind, own in right.items() for size, each in own.items() for seed in SEEDS
+    ]  # fmt: skip
+
+
+def heard(last: float = 0.5) -> list[Row]:
+    """Parameter: share transcribed by the pretrained model with the last seed and the fewest labels."""
+    right = {("pretrained", 50): 0.6, ("scratch", 50): 0.4, ("pretrained", 200): 0.9, ("scratch", 200): 0.95}
+    return [{"kind": kind, "labels": labels, "seed": seed,
+             "right": last if (kind, labels, seed) == ("pretrained", 50, 2) else each}
+            for (kind, labels), each in right.items() for seed in SEEDS]  # fmt: skip
+
+
+def replaced(last: float = 0.9) -> list[Row]:
+    """Parameter: accuracy of ELECTRA with the largest budget."""
+    right = {("bert", 1): 0.7, ("electra", 1): 0.2, ("bert", 2): 0.8, ("electra", 2): last}
+    return [{"kind": kind, "budget": budget, "flops": 1e6 * budget, "accuracy": each, "loss": 1 - each}
+            for (kind, budget), each in right.items()]  # fmt: skip
+
+
+def shown(large: float = 0.9, small: float = 0.3) -> list[Row]:
+    """Parameters: accuracy of the largest and of the smallest model with many shots; without shots it is 0.2."""
+    right = {8: small, 24: 0.4, 64: large}
+    return [
+        {"width": width, "parameters": width**2, "letters": 4, "shots": n,
+         "accuracy": each if n > 7 else 0.2 + 0.01 * n}
+        for width, each in right.items() for n in range(few_shot.SHOTS)
+    ]  # fmt: skip
+
+
+def ranked(held: float = 0.92, shuffled: float = 0.5) -> list[Row]:
+    """Parameters: share of the largest quarter of the singular values in the second layer, and in shuffled maps."""
+    quarter = {("attention", 0): 0.9, ("attention", 1): held, ("untrained", 0): 0.99, ("untrained", 1): 0.99,
+               ("shuffled", 0): shuffled, ("shuffled", 1): shuffled}  # fmt: skip
+    return [{"kind": kind, "layer": layer, "share": share, "held": each if share == 0.25 else share}
+            for (kind, layer), each in quarter.items() for share in (0.125, 0.25, 0.5, 1.0)]  # fmt: skip
+
+
+def hidden(least: float = 2.0, most: float = 2.0, worst: float = 1.5, pieces: float = 1.0) -> list[Row]:
+    """Parameters: losses at the lowest and the highest masking rate, the worst rate between, and dynamic in pieces."""
+    first, *middle, last = masking_rate.RATES
+    losses = {first: least, **dict.fromkeys(middle, 1.0), middle[-1]: worst, last: most}
+    rows = [{"masking": "dynamic", "rate": rate, "loss": loss} for rate, loss in losses.items()]
+    return [*rows, {"masking": "static", "rate": 0.15, "loss": 1.2},
+            {"masking": "dynamic pieces", "rate": 0.15, "loss": pieces}]  # fmt: skip
+
+
+def followed(loss: float = 1.0, accuracy: float = 0.9) -> list[Row]:
+    """Parameters: results without next-sentence prediction with the last seed."""
+    return [
+        {"kind": kind, "seed": seed, "masked": 1.2 if kind == "with" else loss if seed == 2 else 1.0,
+         "accuracy": 0.9 if kind == "with" else accuracy if seed == 2 else 0.9}
+        for kind in next_sentence.RATES for seed in SEEDS
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("experiment", "rows", "false"), [
+    (electra, replaced, [{"last": 0.79}]),
+    (few_shot, shown, [{"large": 0.45}, {"small": 0.85}]),
+    (low_rank, ranked, [{"held": 0.89}, {"shuffled": 0.95}]),
+    (masking_rate, hidden, [{"least": 1.4}, {"most": 1.4}, {"worst": 2.1}, {"pieces": 1.3}]),
+    (next_sentence, followed, [{"loss": 1.7}, {"accuracy": 0.89}]),
+    (switch_scaling, switch, [{"last": 2.1}, {"cost": 106}, {"middle": 2.05}, {"middle": 1.5}]),
+    (batch_or_layer_norm, norms, [{"other": 0.99}, {"large": 0.25}]),
+    (what_tuning_changes, tuned, [{"last": 0.19}, {"control": 0.35}]),
+    (neighbours, looked_up, [{"line": 0.25}, {"bayes": 0.6}, {"smooth": 0.001}]),
+    (sharing, shared, [
+        {"size": 51}, {"loss": 0.9}, {"dropped": 1.1}, {"steps": (0.9, 0.1, 0.9)}, {"steps": (0.3, 0.2, 0.01)}
+    ]),
+    (batch_size, batches, [{"larger": 1.01}, {"best": 2e-3}]),
+    (larger_learn_from_fewer, sizes, [{"falls": 0.3}, {"falls": 0.0}, {"start": 9.0}]),
+    (return_asked_and_reached, played, [{"slope": -0.1}, {"short": 0.9}, {"cloned": 470.0}]),
+    (windows_and_pixels, images, [
+        {"cheaper": 1.1}, {"vit_flops": 1.8}, {"swin_flops": 1.1}, {"vit_bytes": 1.1}, {"swin_bytes": 1.1},
+        {"vit_bytes with scores": 1.8}, {"swin_bytes with scores": 1.1},
+    ]),
+    (images_by_data, by_data, [{"few": 0.5}, {"many": 0.85}]),
+    (speech_from_few_labels, heard, [{"last": 0.4}, {"last": 0.3}]),
+    (words_and_pictures, named, [{"last": 0.49}]),
+], ids=lambda value: getattr(value, "__name__", "").rpartition(".")[2])  # fmt: skip
+def test_a_false_claim_fails(experiment: Any, rows: Callable[..., list[Row]], false: list[dict[str, Any]]) -> None:
+    assert experiment.claim(rows()).holds
+    for change in false:
+        assert not experiment.claim(rows(**change)).holds, change
+    for axis in experiment.plot(rows()).axes:
+        points = [line.get_xydata() for line in axis.lines] + [bar.get_xy() for bar in axis.patches]
+        assert points and all(len(each) and np.isfinite(each).all() for each in points)  # no panel is empty
+        assert axis.get_title() or axis.get_ylabel()
+
+
+# -- measurements -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [8, 64])
+def test_spectra(length: int) -> None:
+    """If all singular values are equal, a fraction p has the share p of the sum; at rank 1 the first has all."""
+    alike, one = (
+        low_rank.spectrum(each.expand(2, 3, -1, -1)) for each in (torch.eye(length), torch.ones(length, length))
+    )
+    assert [share for share, _ in alike] == sorted(share for share, _ in one) and alike[-1][0] == 1
+    assert all(held == pytest.approx(share) for share, held in alike) and alike[7][0] == max(0.25, 1 / length)
+    assert all(held == pytest.approx(1, abs=1e-5) for _, held in one)
+
+
+def test_experts_beyond_their_capacity_are_counted() -> None:
+    chosen = torch.tensor([[0], [0], [0], [1], [2], [2], [2], [2]])  # two experts; 2 means dropped
+    assert switch_scaling.load(chosen, 2) == {"busiest": 3 / 8, "dropped": 0.5}
+    costs = [trial.values["flops"] for trial in switch_scaling.trials(**switch_scaling.FORMS["small"].values)]
+    assert max(costs) < 1.05 * min(costs)
+
+
+def test_a_batch_is_normed_by_itself_and_then_by_what_was_seen_before() -> None:
+    norm = build(batch_or_layer_norm.norm_model("batch", 16, 1), seed=0).eval().encoder.layers[0].attention.out_norm
+    norm.running_mean.fill_(3.0)
+    x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0)) * 2 + 1
+    with batch_or_layer_norm.own_statistics(norm) as distances:
+        own = norm(x)
+    assert torch.allclose(own.mean((0, 1)), torch.zeros(16), atol=1e-5)
+    assert distances == [pytest.approx(float((x.mean((0, 1)) - 3).abs().mean()))]
+    assert torch.allclose(norm(x), (x - 3) / (1 + 1e-5) ** 0.5, atol=1e-5) and norm.running_mean is not None
+
+
+def test_one_layer_goes_back_and_returns() -> None:
+    model = build(sharing.layers_model("own", 0.0, 16, 2), seed=0)
+    before = {name: value.clone() for name, value in what_tuning_changes.layers(model).items()}
+    with torch.no_grad():
+        for i, layer in enumerate(model.encoder.layers):
+            for value in layer.parameters():
+                value.mul_(1 + 0.1 * (i + 1))
+    assert what_tuning_changes.distances(before, model) == [(0, pytest.approx(0.1)), (1, pytest.approx(0.2))]
+    with what_tuning_changes.layer_at(model, before, 1):
+        assert what_tuning_changes.distances(before, model) == [(0, pytest.approx(0.1)), (1, 0.0)]
+    assert what_tuning_changes.distances(before, model)[1] == (1, pytest.approx(0.2))
+
+
+def test_one_layer_runs_as_often_as_all_others() -> None:
+    own, one = (sharing.layers_model(kind, 0.0, 16, 3) for kind in sharing.KINDS)
+    assert count(own).flops(8) == count(one).flops(8) and count(one).parameters < count(own).parameters
+    with torch.no_grad():
+        rows = sharing.steps_between(build(one, seed=0).eval(), torch.ones(1, 4, dtype=torch.long))
+    assert [row["layer"] for row in rows] == [0, 1, 2] and all(row["distance"] > 0 for row in rows)
+
+
+def test_batches_of_all_sizes_read_the_same_number_of_texts() -> None:
+    found = batch_size.trials(**batch_size.FORMS["small"].values)
+    assert {trial.values["texts"] % trial.values["batch"] for trial in found} == {0}
+    middle = {trial.values["batch"]: trial.values["lr"] for trial in found[3::9]}
+    assert middle[128] == pytest.approx(4 * middle[8])
+
+
+def test_tokens_needed_lie_between_two_evaluations() -> None:
+    curve = [Point(1, tokens, tokens, loss) for tokens, loss in ((10, 4.0), (100, 3.0), (1000, 2.0))]
+    needed = larger_learn_from_fewer.tokens_needed
+    assert needed(curve, 2.5) == pytest.approx(10**2.5) and needed(curve, 5.0) == 10
+    assert needed(curve, 1.9) == float("inf")
+
+
+def test_a_pole_is_balanced_for_as_long_as_in_gymnasium() -> None:
+    """The same actions from the same start states balance the pole for as long in gymnasium's CartPole-v1."""
+    gymnasium: Any = pytest.importorskip("gymnasium")
+    config = {**return_asked_and_reached.CONFIG, "hidden_size": 16, "n_layer": 1}
+    model = build(families.find("decision_transformer").read(config), seed=0).eval()
+    asked, states = np.array([20.0, 500.0, 100.0]), np.random.default_rng(1000).uniform(-0.05, 0.05, (3, 4))
+    world, reached = gymnasium.make("CartPole-v1").unwrapped, []
+    for row, request in enumerate(asked):
+        world.reset(seed=0)
+        world.state, ended, now = tuple(states[row]), False, 0
+        seen: dict[str, list[np.ndarray]] = {"states": [], "actions": [], "returns_to_go": []}
+        while not ended:
+            seen["states"].append(np.array(world.state)[None])
+            seen["actions"].append(np.zeros((1, 2)))
+            seen["returns_to_go"].append(np.array([[(request - now) / 500]]))
+            taken = answer(model, {name: each[-20:] for name, each in seen.items()}, now).argmax(-1)
+            seen["actions"][-1] = np.eye(2)[taken]
+            ended, now = world.step(int(taken[0]))[2], now + 1
+        reached.append(now)
+    assert return_asked_and_reached.balance(model, asked, 20, 500.0, 500).tolist() == reached
+
+
+def test_a_name_is_right_if_colour_and_shape_are() -> None:
+    rows = [
+        {"colour": "red", "shape": "star", "unseen": 1},
+        {"colour": "red", "shape": "ring", "unseen": 1},
+        {"colour": "blue", "shape": "ring", "unseen": 1},
+        {"colour": "blue", "shape": "star", "unseen": 0},
+    ]
+    unseen, seen = words_and_pictures.shares_right(["red star", "red star", "red star", "blue star"], rows)
+    assert seen == {"pairs": "seen", "name": 1.0, "colour": 1.0, "shape": 1.0}
+    assert [unseen[what] for what in ("name", "colour", "shape")] == pytest.approx([1 / 3, 2 / 3, 1 / 3])
+
+
+def test_a_training_ends_when_held_out_images_are_not_read_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result is the test accuracy at the best held-out evaluation, not the best test accuracy."""
+    pairs = iter([(0.2, 0.9), (0.5, 0.4), (0.5, 0.8), (0.4, 0.8), (0.3, 0.8), (0.5, 1.0)])
+    watch, reasons = images_by_data.Converge(images_by_data.pictures("data", "t10k")), list[str]()
+    watch.parts = [[], []]
+    values = (each for pair in pairs for each in pair)
+    monkeypatch.setattr(images_by_data, "accuracy", lambda trainer, batches: next(values))
+    for step in range(1, 7):
+        assert not reasons
+        trainer: Any = SimpleNamespace(step=step, stop=reasons.append)
+        watch.on_evaluate(trainer, {})
+    assert (watch.accuracy, watch.step) == (0.4, 2) and reasons == ["accuracy on held-out images no longer rises"]
+
+
+def test_a_window_sees_its_own_patches(tmp_path: Path) -> None:
+    """The claim holds for the real counts of four sizes, but not if the Swin costs as much as the ViT."""
+    place = Place(tmp_path, tmp_path, "cpu")
+    rows = [{**trial.values, **row} for trial in windows_and_pixels.trials([224, 448, 896], 0)
+            for row in windows_and_pixels.work(trial.values, place)]  # fmt: skip
+    assert windows_and_pixels.claim(rows).holds
+    same = {row["side"]: row for row in rows if row["model"] == "vit"}
+    assert not windows_and_pixels.claim([{**same[row["side"]], "model": row["model"]} for row in rows]).holds
+
+
+# -- smooth functions -------------------------------------------------------------------------------------------------
+
+
+def test_smooth_functions_are_of_their_gaussian_process() -> None:
+    """Two points at a distance of one length scale have covariance exp(-1/2); Bayes beats all other estimators."""
+    objective = Regress(width=1, context=8, noise=0.1, scale=0.7)
+    made = objective.draw(torch.arange(20_000))
+    apart = (made["points"][:, 0, 0] - made["points"][:, 1, 0]).abs()
+    near = (apart > 0.65) & (apart < 0.75)
+    assert float((made["values"][near, 0] * made["values"][near, 1]).mean()) == pytest.approx(0.607, abs=0.06)
+    found = errors(None, objective, count=4000)
+    assert found["bayes"][0] == pytest.approx(1.01, rel=0.05)
+    assert all(found["bayes"][n] < min(found["neighbours"][n], found["least squares"][n]) for n in range(1, 9))
+
+
+def test_estimators_are_those_of_others() -> None:
+    processes = pytest.importorskip("sklearn.gaussian_process")
+    made = Regress(width=2, context=6, noise=0.3, scale=0.7).draw(torch.arange(3))
+    points, values = made["points"].double(), made["values"].double()
+    said, mean = gaussian_process(points, values, 0.7, 0.3), smoother(points, values, 0.4)
+    assert not said[:, 0].any() and not mean[:, 0].any()
+    for row, n in product(range(3), range(1, 7)):
+        kernel = processes.kernels.RBF(0.7, "fixed")
+        theirs = processes.GaussianProcessRegressor(kernel, alpha=0.09, optimizer=None)
+        theirs.fit(points[row, :n].numpy(), values[row, :n].numpy())
+        assert float(said[row, n]) == pytest.approx(theirs.predict(points[row, n : n + 1].numpy())[0], abs=1e-9)
+        weights = (-(points[row, :n] - points[row, n]).square().sum(-1) / 0.32).exp()
+        assert float(mean[row, n]) == pytest.approx(float((weights * values[row, :n]).sum() / weights.sum()))

@@ -1,0 +1,61 @@
+"""The pictures of the lectures show what the Parts compute."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from anyformer import cli
+from anyformer.look.views import Scene
+from anyformer_course.pictures import lectures
+from planted import planted
+
+pytest.importorskip("matplotlib")
+
+
+def images(figure: object) -> dict[str, np.ndarray]:
+    return {axis.get_title(): np.asarray(axis.images[0].get_array()) for axis in figure.axes if axis.images}  # type: ignore[attr-defined]
+
+
+def test_masks() -> None:
+    found = images(lectures.masks(16))
+    assert len(found) == 12 and found["full"].all()
+    assert np.array_equal(found["causal"], np.tril(np.ones((16, 16))))
+    assert found["blocks"].sum() == 2 * 64 and found["window"][8].sum() == 7
+
+
+def test_positions_and_experts() -> None:
+    found = images(lectures.positions(24, 32))
+    assert len(found) == 6
+    turned = found["rotary: score of equal vectors"]
+    assert np.allclose(np.diag(turned, 3), turned[0, 3], atol=1e-4) and turned.max() - turned[0, 0] < 1e-4
+    sent = images(lectures.experts(tokens=40, number=8, capacity=3))
+    (went,) = (value for title, value in sent.items() if "dropped" in title)
+    assert (went.sum(0) == 1).all() and went[:-1].sum(1).max() <= 3 and went[-1].sum() > 0
+
+
+def test_a_walk() -> None:
+    scene = Scene(planted(), {"input_ids": torch.tensor([[4, 7, 2, 9, 1, 4]])}, words=lambda i: f"$w{i}")
+    figure = lectures.walk(scene)
+    figure.canvas.draw()
+    named = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert named[0] == r"0: \$w4 4" and named[3] == r"3: \$w9 9" and len(named) == 6
+    assert figure.axes[3].get_yticklabels()[-1].get_text() == r"\$w7"  # the induction circuit's answer
+
+
+def test_by_command(capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["look", "--list"]) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines()] == [*lectures.PICTURES]
+    assert cli.main(["look", "--picture", "masks"]) == 0
+    assert (tmp_path / "masks.png").read_bytes().startswith(b"\x89PNG")
+    for arguments, line in (
+        (["--picture", "mask"], "no picture 'mask'; did you mean 'masks'"),
+        (["--picture", "masks", "gpt2"], "needs no model"),
+        (["--picture", "masks", "-o", "masks.txt"], ".png, .svg or .pdf"),
+        (["--picture", "walk"], "give MODEL and INPUT"),
+    ):
+        assert cli.main(["look", *arguments]) == 2
+        assert line in capsys.readouterr().err

@@ -1,0 +1,113 @@
+"""The stored results: files, pages that are made from them, and what `anyformer lab` and `show` say about them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anyformer import cli
+from anyformer.lab.registry import experiments
+from anyformer_course import results, show
+from anyformer_course.results import __main__ as storing
+
+ROOT = Path(__file__).parents[2]
+RUN = {"form", "claim", "verdict", "seeds", "figure", "figures", "time", "machine", "commit"}
+
+
+def test_every_experiment_has_a_file() -> None:
+    assert results.names() == sorted(experiments())
+
+
+@pytest.mark.parametrize("name", results.names())
+def test_files(name: str) -> None:
+    record = results.read(name)
+    assert record["experiment"] == name and record["lecture"]
+    for run in record["runs"]:
+        assert {*run} - {"counted"} == RUN and run["verdict"] in ("holds", "does not hold", None)
+        sentence = run["figure"].replace("**", "")
+        assert sentence.startswith(run["verdict"] or "no verdict"), "the sentence and the verdict agree"
+    judged = results.judged_run(record)
+    assert judged is not None and judged["form"] != "tiny" and judged["figures"]
+    assert bool(record["why"]) == (judged["verdict"] == "does not hold"), (
+        "why is said if, and only if, it does not hold"
+    )
+    if record["plot"]:
+        assert results.plot_of(record) is not None
+
+
+def test_pages_are_up_to_date() -> None:
+    found = importlib.util.spec_from_file_location("lab_pages", ROOT / "docs" / "lab_pages.py")
+    assert found is not None and found.loader is not None
+    module: Any = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    for path, text in module.pages().items():
+        assert path.read_text("utf-8") == text, "run python docs/lab_pages.py"
+        for name in results.names():
+            assert name in text
+
+
+def test_show_a_claim() -> None:
+    shown = show("claim", "electra")
+    assert "does not hold (full form, 1 seed). Why, we think: The models read bytes" in shown.says
+    claim, figures, runs = shown.tables
+    assert dict(figures.rows)["BERT, % of words, 3,000 steps"] == 99.81
+    assert [row[:3] for row in runs.rows] == [("full", "does not hold", "1 seed"), ("small", "holds", "1 seed")]
+    with pytest.raises(ValueError, match="no stored result of 'low-rnk'; did you mean 'low-rank'"):
+        show("claim", "low-rnk")
+
+
+@pytest.mark.parametrize("name", ["low-rank", "electra"])
+def test_the_plot_of_a_claim(name: str) -> None:
+    """The stored plot if there is one, otherwise bars of the figures."""
+    pytest.importorskip("matplotlib")
+    (axis,) = show("claim", name).draw().axes
+    assert bool(axis.images) == (name == "low-rank") and len(axis.patches) == (0 if name == "low-rank" else 8)
+
+
+def test_show_published_figures() -> None:
+    (table,) = show("published", "parameters", model="GPT-3").tables
+    assert ("GPT-3", 174.6e9) in [(row[0], row[2]) for row in table.rows]
+    assert table.rows[0][3] == pytest.approx(table.rows[0][2], rel=0.02), "our count"
+    with pytest.raises(ValueError, match="did you mean 'tokens'"):
+        show("published", "token")
+    with pytest.raises(ValueError, match="no published glue of a model named 'nothing'"):
+        show("published", "glue", model="nothing")
+
+
+def test_a_tiny_form_gives_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It says so, and the stored verdict follows."""
+    command = ["lab", "run", "low-rank", "--form", "tiny", "--jobs", "1", "--device", "cpu", "--out", str(tmp_path)]
+    assert cli.main(command) == 0
+    out = capsys.readouterr().out
+    assert "tiny form: too small to judge\nstored verdict (full form, seeds not recorded, one H200): holds" in out
+    assert "99.5 % in the mean over 8 layers" in out and "plots/low-rank.png" in out
+    written = json.loads((tmp_path / "claim.json").read_text())
+    assert written["holds"] is None and written["verdict"] == "too small to judge" and written["figures"]
+    with pytest.raises(ValueError, match="the run has no verdict"):
+        storing.store(tmp_path)
+
+
+def test_storing_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run replaces the stored run of its form; a claim that does not hold needs a reason."""
+    for module in (results, storing):
+        monkeypatch.setattr(module, "HERE", tmp_path)
+        monkeypatch.setattr(module, "PLOTS", (tmp_path / "plots", tmp_path))
+    (tmp_path / "low-rank.json").write_bytes((ROOT / "src/anyformer_course/results/low-rank.json").read_bytes())
+    folder = tmp_path / "run"
+    folder.mkdir()
+    told = {"name": "low-rank", "form": "full", "claim": "new", "holds": False, "verdict": "does not hold", "seeds": 3,
+            "figures": {"mean": 0.51234567, "worst": None}, "machine": "a GPU", "seconds": 7.2}  # fmt: skip
+    (folder / "claim.json").write_text(json.dumps(told))
+    (folder / "plot.png").write_bytes(b"a plot")
+    with pytest.raises(ValueError, match="say why"):
+        storing.store(folder)
+    storing.store(folder, "too short", "abc")
+    record = results.read("low-rank")
+    assert [run["form"] for run in record["runs"]] == ["full", "small"] and record["why"] == "too short"
+    run = record["runs"][0]
+    assert (run["figure"], run["seeds"], run["commit"]) == ("**does not hold**: mean 0.5123", 3, "abc")
+    assert run["figures"] == {"mean": 0.51234567} and (tmp_path / "low-rank.png").read_bytes() == b"a plot"
