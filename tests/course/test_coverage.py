@@ -66,10 +66,10 @@ def test_titles_of_several_lines_in_a_deck_without_headings(sample: lesson.Lesso
 
 
 def test_where_a_title_is_found() -> None:
-    deck = coverage.Deck("Lookup table: soft and hard\n\nLookup:\n**Soft** and\nhard\n\nA lookup\n")
+    deck = coverage.Deck("Lookup: soft and hard tables\n\nLookup:\n**Soft** and\nhard\n\nA lookup\n")
     assert deck.find("Lookup: Soft and hard") == [2]  # whole lines
-    assert deck.find("Lookup table") == [0] and deck.find("soft and") == [3]  # otherwise the start of a line
-    assert deck.find("A  lookup:") == [6] and deck.find("table: soft") == [0] and deck.find("Lookups") == []
+    assert deck.find("Lookup: soft and hard tab") == [0] and deck.find("soft and") == [3]  # or the start of a line
+    assert deck.find("A  lookup:") == [6] and deck.find("hard: tables") == [0] and deck.find("Lookups") == []
 
 
 def test_the_command(sample: lesson.Lesson, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
