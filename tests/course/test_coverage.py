@@ -58,11 +58,18 @@ def test_titles_out_of_order(sample: lesson.Lesson) -> None:
 
 
 def test_titles_of_several_lines_in_a_deck_without_headings(sample: lesson.Lesson) -> None:
-    deck = "Outline\n\nSelf-attention\n\nAttention as a:\nsoft lookup\n{}\n\nA “quoted” title\n\nLive demo\nQuestions\n"
+    deck = "Outline\n\nSelf-attention\n\nAttention as a\nsoft lookup\n{}\n\nA “quoted” title\n\nLive demo\nQuestions\n"
     few, many = "\n".join(["text"] * 20), "\n".join(["text"] * 60)
     assert problems(sample, deck.format(few)) == []
     (found,) = problems(sample, deck.format(many))
     assert "(37 lines with text) have no stop" in found  # 62 lines, of which the title covers 25
+
+
+def test_where_a_title_is_found() -> None:
+    deck = coverage.Deck("Lookup: soft and hard tables\n\nLookup:\n**Soft** and\nhard\n\nA lookup\n")
+    assert deck.find("Lookup: Soft and hard") == [2]  # whole lines
+    assert deck.find("Lookup: soft and hard tab") == [0] and deck.find("soft and") == [3]  # or the start of a line
+    assert deck.find("A  lookup:") == [6] and deck.find("hard: tables") == [0] and deck.find("Lookups") == []
 
 
 def test_the_command(sample: lesson.Lesson, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
