@@ -139,12 +139,13 @@ def test_what_is_packed_goes_with_its_weights() -> None:
 def test_a_copy_of_a_packed_model_is_independent() -> None:
     """Deep copies and pickles are packed too, and their layers use their own weights."""
     model, inputs = pack(fuse(model_of("gpt2"))), inputs_of("gpt2")
-    expected, x = model(**inputs).logits, torch.randn(8, 32)
+    expected = model(**inputs).logits
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         close(other(**inputs).logits, expected, 0)
         layer = other.decoder.layers[0].feedforward.op.up
         assert isinstance(layer.forward, PackedForward)
         layer.weight.mul_(2)
+        x = torch.randn(8, layer.in_features)
         for each in (layer, unpack(layer)):
             close(each(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
     close(model(**inputs).logits, expected, 0)
