@@ -61,11 +61,8 @@ def stack(module: nn.Module, mask: Any) -> Stack:
 
 
 def block(layer: Any, mask: Any) -> Block:
-    names = (
-        ["attention", "cross", "feedforward"]
-        if isinstance(layer, nn.TransformerDecoderLayer)
-        else ["attention", "feedforward"]
-    )
+    crosses = isinstance(layer, nn.TransformerDecoderLayer)
+    names = ["attention", "cross", "feedforward"] if crosses else ["attention", "feedforward"]
     ops: dict[str, Any] = {
         "attention": attention(layer.self_attn, mask=mask),
         "cross": attention(layer.multihead_attn, memory=True) if "cross" in names else None,

@@ -87,8 +87,8 @@ class PackedStep:
     """The large linear layers of a model, packed inside a `with` block and plain outside it. A layer's copy is made at
     its first packed call, and freed with the layer."""
 
-    def __init__(self, layers: list[PackedForward]) -> None:
-        self.layers = layers
+    def __init__(self, forwards: list[PackedForward]) -> None:
+        self.forwards = forwards
 
     @classmethod
     def of(cls, model: nn.Module, rows: int) -> PackedStep:
@@ -103,16 +103,16 @@ class PackedStep:
 
     def missing_bytes(self) -> int:
         """Return the size of the copies that have not been made yet."""
-        weights = [packed.module.weight for packed in self.layers]
+        weights = [packed.module.weight for packed in self.forwards]
         sizes = {weight.data_ptr(): weight.nbytes for weight in weights}
         return sum(size for pointer, size in sizes.items() if pointer not in PACKED.kept)
 
     def __enter__(self) -> None:
-        for packed in self.layers:
+        for packed in self.forwards:
             packed.install()
 
     def __exit__(self, *_: object) -> None:
-        for packed in self.layers:
+        for packed in self.forwards:
             packed.remove()
 
 
