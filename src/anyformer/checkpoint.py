@@ -21,7 +21,7 @@ from anyformer.kernels import hardware
 from anyformer.models import Model, TransformerModule
 from anyformer.models.construct import skeleton
 from anyformer.parts.base import HasDepth
-from anyformer.parts.fused_linear import Concatenable
+from anyformer.parts.fused_linear import Concatenable, added_weights
 from anyformer.parts.init import initialise
 from anyformer.specs.codec import FORMAT, encode, from_json
 from anyformer.specs.messages import nearest, quote, shorten
@@ -317,9 +317,9 @@ def plain_state(model: TransformerModule, quantized: bool = False) -> dict[str, 
             for name in module.exact:
                 del state[f"{address}.{name}"]
             state[f"{address}.weight"] = module.dequantize().to(model.dtype)
-        if hasattr(module, "effective"):
-            state[f"{address}.weight"] = module.effective()
-            for name in module.extras:
+        if (added := added_weights(module)) is not None:
+            state[f"{address}.weight"] = added.effective()
+            for name in added.parameters:
                 del state[f"{address}.{name}"]
     return state
 

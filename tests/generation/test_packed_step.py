@@ -13,7 +13,7 @@ import anyformer as af
 from anyformer.kernels import hardware
 from anyformer.transforms import pack
 from anyformer.transforms.fuse import fuse
-from anyformer.transforms.pack import PACKED, PackedLinear
+from anyformer.transforms.pack import PACKED, PackedForward
 from tiny import CONFIGS, model_of
 
 packs = pytest.mark.skipif(not hardware.has("onednn"), reason="torch cannot pack weights for this CPU")
@@ -41,12 +41,12 @@ def test_the_same_text_and_the_model_as_it_was(family: str, fused: bool) -> None
     model = model_of(family)
     if fused:
         fuse(model)
-    names, kinds = list(model.state_dict()), [type(module) for module in model.modules()]
+    names, forwards = list(model.state_dict()), [module.forward for module in model.modules()]
     expected = write(model, compile=False)
     assert not PACKED.kept
     assert torch.equal(write(model), expected)
     assert PACKED.kept and "large layers are packed" in model.explain()
-    assert list(model.state_dict()) == names and [type(module) for module in model.modules()] == kinds
+    assert list(model.state_dict()) == names and [module.forward for module in model.modules()] == forwards
 
 
 @packs
@@ -55,11 +55,11 @@ def test_steps_run_by_what_was_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("gpt2")
     seen: list[nn.Module] = []
 
-    def forward(layer: PackedLinear, x: Tensor) -> Tensor:
-        seen.append(layer)
-        return nn.Linear.forward(layer, x)
+    def forward(packed: PackedForward, x: Tensor) -> Tensor:
+        seen.append(packed.module)
+        return nn.Linear.forward(packed.module, x)
 
-    monkeypatch.setattr(PackedLinear, "forward", forward)
+    monkeypatch.setattr(PackedForward, "__call__", forward)
     write(model)
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     assert set(seen) == set(linears) and len(seen) == 15 * len(linears)  # the prompt gives the first of 16 tokens

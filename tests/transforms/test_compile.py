@@ -14,7 +14,8 @@ from torch._dynamo.backends.common import aot_autograd
 import anyformer as af
 from anyformer.objectives.objective import forward_to_head
 from anyformer.transforms import compile as by_block
-from anyformer.transforms.compile import compile_blocks
+from anyformer.transforms import lora
+from anyformer.transforms.compile import compile_blocks, structure
 from anyformer.transforms.fuse import fuse
 from anyformer.transforms.half_weights import HalfWeights
 from anyformer.transforms.recompute import recompute
@@ -216,3 +217,10 @@ def test_statistics_are_counted_once(graphs: list[str], monkeypatch: pytest.Monk
 
 def test_saved_buffers_are_statistics() -> None:
     assert by_block.has_statistics(torch.nn.BatchNorm1d(2)) and not by_block.has_statistics(torch.nn.Linear(2, 2))
+
+
+def test_layers_with_adapters_of_different_scales_are_compiled_separately() -> None:
+    layers = lora.apply(model_of("gpt2"), lora.LoRA(rank=2)).decoder.layers
+    assert structure(layers[0]) == structure(layers[1])
+    layers[1].attention.op.q.forward.scale *= 2
+    assert structure(layers[0]) != structure(layers[1])

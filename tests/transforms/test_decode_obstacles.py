@@ -11,13 +11,15 @@ from torch import nn
 import anyformer as af
 from anyformer.kernels import few_experts, few_rows
 from anyformer.models import Call
+from anyformer.parts.decode_step import DecodeStep, decode_step, norm_weights
 from anyformer.parts.feedforward.clamped_mlp import ClampedGatedMLP
 from anyformer.parts.feedforward.mlp import GatedMLP, GatedMLPModule
+from anyformer.parts.feedforward.moe import route
 from anyformer.parts.norm import ScaleNorm
 from anyformer.specs.part import Site
 from anyformer.stacks.sublayer import SublayerModule
 from anyformer.transforms import lora
-from anyformer.transforms.decode_kernels import decode_kernels, norm_weights, obstacle, remembers, route, takes
+from anyformer.transforms.decode_kernels import decode_kernels, obstacle, takes
 from anyformer.transforms.quantize import FORMATS, quantize
 from small import context
 
@@ -121,17 +123,17 @@ def test_a_weight_that_is_not_contiguous_has_no_program() -> None:
 def test_modules_are_changed_while_a_step_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Modules do not change on devices without kernels, or under autocast, which would cast inside them."""
     model = llama()
-    kinds = [type(module) for module in model.modules()]
+    forwards = [module.forward for module in model.modules()]
     for fits, autocast in ((True, False), (False, False), (True, True)):
         monkeypatch.setattr(
             few_rows, "fits", lambda like, rows, fits=fits: fits and like.is_floating_point() and rows == 1
         )
         monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind, autocast=autocast: autocast)
         with decode_kernels(model, rows=1) as used:
-            changed = [type(module) for module in model.modules()] != kinds
+            changed = [module.forward for module in model.modules()] != forwards
         assert changed == (fits and not autocast) and used.fused == (2 if changed else 0)
         assert used.others == ({} if changed else {"1 rows of torch.float32": 2})
-        assert [type(module) for module in model.modules()] == kinds
+        assert [module.forward for module in model.modules()] == forwards
 
 
 def test_a_step_is_one_token_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +178,7 @@ def test_a_router_without_a_program_routes_itself(monkeypatch: pytest.MonkeyPatc
 def test_a_recurrence_needs_a_state_that_is_written_in_place() -> None:
     model, kept = mamba(), []
     step = next(module for module in model.modules() if isinstance(module, SublayerModule))
-    step.op.register_forward_pre_hook(lambda op, inputs: kept.append(remembers(op, *inputs)))
+    step.op.register_forward_pre_hook(lambda op, inputs: kept.append(decode_step(op).is_ready(*inputs)))
     static, grown = model.new_state(2, 16), model.new_state()
     token = torch.ones(2, 1, dtype=torch.long)
     for state in (static, grown):
@@ -184,3 +186,40 @@ def test_a_recurrence_needs_a_state_that_is_written_in_place() -> None:
     static.is_token = torch.ones(2, 16, dtype=torch.bool)
     model(Call({"input_ids": token}, static))
     assert kept == [True, False, False]
+
+
+class Doubled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor, ctx: Any) -> torch.Tensor:
+        raise AssertionError("the fused step should run")
+
+
+class DoubledSubclass(Doubled):
+    pass
+
+
+@torch.no_grad()
+def test_a_new_op_offers_its_own_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The class of a step is all that an op needs; subclasses of the op do not inherit it."""
+    monkeypatch.setattr(DecodeStep, "offers", dict(DecodeStep.offers))
+
+    class DoubledStep(DecodeStep, of=Doubled):
+        layers = ("up",)
+
+        def __call__(self, x: Any, norm: Any, shortcut: Any, ctx: Any) -> torch.Tensor:
+            return shortcut + 2 * x
+
+    model, x = llama(), torch.randn(1, 1, 32)
+    step = model.decoder.layers[0].feedforward
+    step.op = DoubledSubclass()
+    assert obstacles(model) == [None, "DoubledSubclass"]
+    step.op = Doubled()
+    assert obstacles(model) == [None, None]
+    monkeypatch.setattr(few_rows, "fits", lambda like, rows: True)
+    with decode_kernels(model, rows=1):
+        assert torch.equal(step(x, context(1)), 3 * x)
+    with pytest.raises(AssertionError, match="the fused step should run"):
+        step(x, context(1))

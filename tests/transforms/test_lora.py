@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -176,3 +178,30 @@ def test_mistakes_are_one_line() -> None:
 
 def test_json_round_trip() -> None:
     assert decode(json.loads(json.dumps(encode(WIDE)))) == WIDE
+
+
+@torch.no_grad()
+def test_a_copy_of_an_adapted_model_is_independent() -> None:
+    """Deep copies and pickles have adapters too, and use their own weights; the layers keep their hooks."""
+    model, called = model_of("gpt2"), Called()
+    layer = model.decoder.layers[0].attention.op.q
+    layer.register_forward_hook(called)
+    trained(lora.apply(model, WIDE))
+    assert model.decoder.layers[0].attention.op.q is layer
+    expected = logits(model, "gpt2")
+    assert called.count == 1
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(logits(other, "gpt2"), expected)
+        close(logits(lora.merge(other), "gpt2"), expected, 1e-5)
+        for parameter in other.parameters():
+            parameter.zero_()
+    assert torch.equal(logits(model, "gpt2"), expected)
+
+
+class Called:
+    """A hook that counts its calls and can be copied."""
+
+    count = 0
+
+    def __call__(self, *_: object) -> None:
+        self.count += 1

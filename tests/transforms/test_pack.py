@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 import anyformer as af
 from anyformer.kernels import hardware
 from anyformer.transforms.fuse import fuse
-from anyformer.transforms.pack import PACKED, PackedLinear, pack, unpack
+from anyformer.transforms.pack import PACKED, PackedForward, pack, unpack
 from small import close
 from tiny import CONFIGS, inputs_of, model_of
 
@@ -82,9 +83,9 @@ def test_models(family: str, fused: bool) -> None:
     close(model(**inputs).logits, before)
     assert list(model.state_dict()) == names
     if fused and family != "bert":
-        assert type(model.decoder.layers[0].attention.op.qkv.whole) is PackedLinear
+        assert isinstance(model.decoder.layers[0].attention.op.qkv.whole.forward, PackedForward)
     unpack(model)
-    assert not any(isinstance(m, PackedLinear) for m in model.modules())
+    assert not any(isinstance(m.forward, PackedForward) for m in model.modules())
     close(model(**inputs).logits, before)
 
 
@@ -132,3 +133,28 @@ def test_what_is_packed_goes_with_its_weights() -> None:
     del model
     gc.collect()
     assert place not in PACKED.kept
+
+
+@torch.no_grad()
+def test_a_copy_of_a_packed_model_is_independent() -> None:
+    """Deep copies and pickles are packed too, and their layers use their own weights."""
+    model, inputs = pack(fuse(model_of("gpt2"))), inputs_of("gpt2")
+    expected = model(**inputs).logits
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        close(other(**inputs).logits, expected, 0)
+        layer = other.decoder.layers[0].feedforward.op.up
+        assert isinstance(layer.forward, PackedForward)
+        layer.weight.mul_(2)
+        x = torch.randn(8, layer.in_features)
+        for each in (layer, unpack(layer)):
+            close(each(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
+    close(model(**inputs).logits, expected, 0)
+
+
+def test_a_layer_stays_the_same_object() -> None:
+    model, seen = model_of("gpt2"), []
+    layer = model.decoder.layers[0].feedforward.op.up
+    layer.register_forward_hook(lambda *_: seen.append(True))
+    pack(model)
+    model(**inputs_of("gpt2"))
+    assert seen == [True] and model.decoder.layers[0].feedforward.op.up is layer

@@ -25,7 +25,7 @@ from anyformer.drawing.figure import Figure
 from anyformer.drawing.outline import ModelOutline
 from anyformer.drawing.outline_reader import read
 from anyformer.drawing.svg import THEMES, Theme, to_svg
-from anyformer.models import Model
+from anyformer.models import Model, TransformerModule
 from anyformer.specs.messages import nearest
 
 ENDINGS = (".svg", ".png", ".html")
@@ -87,7 +87,7 @@ def outline(model: Any, title: str = "") -> ModelOutline:
     if isinstance(model, (str, Path)):
         title = title or (Path(model).resolve().name if Path(model).exists() else str(model))
         model = find(model)
-    spec = getattr(model, "spec", model)
+    spec = model.spec if isinstance(model, TransformerModule) else model
     if not isinstance(spec, Model):
         raise ValueError(f"cannot draw an object of type {type(model).__name__}; give a description, a model or a name")
     return read(spec, title or spec.architecture or spec.family or type(spec).__name__, count(spec))

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from anyformer.parts.base import HasHeads
+from anyformer.parts.base import HasHeads, HasHeadWidth
 from anyformer.parts.mask import Mask, Several
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op, Reshaping
@@ -113,7 +113,7 @@ def describe_int(field: str, value: int, part: Part, width: int) -> str:
     """Return a phrase for an integer field, or "" if another phrase contains it."""
     out = part.out_width(width) if isinstance(part, Reshaping) else width
     if field == "num_heads":
-        each = getattr(part, "head_width", None) or (out // value if out % value == 0 else None)
+        each = (part.head_width if isinstance(part, HasHeadWidth) else None) or (None if out % value else out // value)
         heads = plural(value, "heads")
         return f"{heads} × {each}" if each and isinstance(part, Op) else heads
     if field == "head_width" and isinstance(part, HasHeads):

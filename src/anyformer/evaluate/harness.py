@@ -222,7 +222,7 @@ def longest(spec: Model) -> int | None:
     limit = position_limit(spec)
     fields = families.find(spec.family).all_fields if limit is None and spec.family else {}
     named = ("n_positions", "max_position_embeddings", "n_ctx")
-    limits = [spec.source.get(name, getattr(fields.get(name), "default", None)) for name in named]
+    limits = [spec.source.get(name, fields[name].default if name in fields else None) for name in named]
     return limit or next((size for size in limits if isinstance(size, int)), None)
 
 

@@ -24,10 +24,11 @@ from torch import Tensor
 from anyformer.checkpoint import load, save
 from anyformer.counting import count
 from anyformer.models.construct import build
+from anyformer.models.decoder_with_towers import TowerInputModel
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.parts.head.image import DistilledHead
 from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.pooling import LastOccurrence
+from anyformer.parts.head.pooling import LastOccurrence, Pooling
 from anyformer.parts.head.pretraining import NextSentenceHead
 from anyformer.parts.head.xvector import XVectorHead
 from anyformer.parts.init import computed_tensors
@@ -106,7 +107,7 @@ def using(model: Any, kernel: str, training: bool | None = None) -> Iterator[Non
 def call(model: Any, inputs: Mapping[str, Any], **options: Any) -> Any:
     """Call a model with inputs in its dtype, without pictures whose token is not in the text. Random numbers are the
     same in every call."""
-    towers = getattr(model.spec, "input_towers", {}).values()
+    towers = model.spec.input_towers.values() if isinstance(model.spec, TowerInputModel) else ()
     absent = {each.model.embedding.inputs[0] for each in towers if not (inputs["input_ids"] == each.token).any()}
     given = {
         name: value.to(model.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
@@ -157,7 +158,7 @@ def inputs_along_time(spec: Any, inputs: Mapping[str, Any]) -> list[str]:
 
 
 def padding_token(spec: Any) -> int:
-    tokens = [getattr(part, "padding_token", None) for _, part in walk(spec.head)] if spec.head is not None else []
+    tokens = [part.padding_token for _, part in walk(spec.head) if isinstance(part, Pooling)]
     return next((token for token in tokens if token), 0)
 
 
@@ -380,7 +381,7 @@ def padded_prompts(
 def _split_along_time(model: Any, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the inputs with one value per token of the text, and the others. Raise if the model has no cache."""
     spec = model.spec
-    if not hasattr(spec, "decoder") or isinstance(spec.head, MultipleChoiceHead):
+    if "decoder" not in dict(spec.items()) or isinstance(spec.head, MultipleChoiceHead):
         raise DoesNotApply("the model does not write")
     if not model.remembers:
         try:

@@ -51,16 +51,18 @@ def describe(module: nn.Module, *, causal: bool = True) -> Model:
 
 
 def stack(module: nn.Module, mask: Any) -> Stack:
-    layers = list(getattr(module, "layers", [module]))
+    whole = isinstance(module, (nn.TransformerEncoder, nn.TransformerDecoder))
+    layers = list(module.layers) if whole else [module]
     blocks = [block(layer, mask) for layer in layers]
     if not blocks or any(other != blocks[0] for other in blocks):
         raise ValueError("all layers of the module must have the same structure")
-    norm = getattr(module, "norm", None)
+    norm = module.norm if whole else None
     return Stack(layers=blocks[0], depth=len(blocks), norm=None if norm is None else layer_norm(norm))
 
 
 def block(layer: Any, mask: Any) -> Block:
-    names = ["attention", "cross", "feedforward"] if hasattr(layer, "multihead_attn") else ["attention", "feedforward"]
+    crosses = isinstance(layer, nn.TransformerDecoderLayer)
+    names = ["attention", "cross", "feedforward"] if crosses else ["attention", "feedforward"]
     ops: dict[str, Any] = {
         "attention": attention(layer.self_attn, mask=mask),
         "cross": attention(layer.multihead_attn, memory=True) if "cross" in names else None,
@@ -93,7 +95,7 @@ def activation(function: Callable[[Tensor], Tensor]) -> Any:
     kind = "relu" if function is torch.relu else MODULES.get(type(function).__name__)
     if kind is None:
         raise ValueError(f"activation {quote(function)} is not supported; valid: {', '.join(MODULES)}")
-    return "gelu_tanh" if getattr(function, "approximate", "none") == "tanh" else kind
+    return "gelu_tanh" if isinstance(function, nn.GELU) and function.approximate == "tanh" else kind
 
 
 def layer_norm(norm: Any) -> LayerNorm:

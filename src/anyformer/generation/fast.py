@@ -77,11 +77,11 @@ def pack_step(stepper: Stepper, capacity: int, more: int) -> str:
         return f"; weights are packed for {MIN_NEW_TOKENS} or more new tokens"
     if missing > hardware.free_memory() // SHARE:
         return f"; weights are not packed: they need {missing / 1e6:,.0f} MB, more than 1/{SHARE} of the free memory"
-    if not step.layers:
+    if not step.forwards:
         return ""
     stepper.around = step
-    total = sum(layer.weight.nbytes for layer in step.layers)
-    return f"; {len(step.layers)} large layers are packed, which takes {total / 1e6:,.0f} MB in addition to the weights"
+    total, count = sum(packed.module.weight.nbytes for packed in step.forwards), len(step.forwards)
+    return f"; {count} large layers are packed, which takes {total / 1e6:,.0f} MB in addition to the weights"
 
 
 def why_not_wanted(model: TransformerModule, rows: int, capacity: int, more: int, compiled: bool | None) -> str | None:

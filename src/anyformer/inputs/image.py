@@ -277,13 +277,18 @@ def pictures(images: Any, name: str = "") -> Iterator[tuple[Any, str]]:
         several = pixels.ndim == 4
         for i, each in enumerate(pixels if several else [pixels], 1):
             yield each, f"picture {i}" if several else name
-    elif hasattr(images, "convert"):  # a PIL image
+    elif is_pil(images):
         yield images, str(getattr(images, "filename", "") or name)
     elif isinstance(images, Iterable) and not isinstance(images, bytes | Mapping):
         for i, each in enumerate(images, 1):
             yield from pictures(each, f"picture {i}")
     else:
         raise ValueError(f"expected a picture: a file, folder, PIL image, array or tensor; got {kind_of(images)}")
+
+
+def is_pil(picture: Any) -> bool:
+    """Whether this is a PIL image; does not import PIL."""
+    return hasattr(picture, "convert")
 
 
 def single_picture(picture: Any) -> tuple[Any, str]:
@@ -336,7 +341,7 @@ def open_picture(path: Path) -> Any:
 
 def array(picture: Any, channels: int | None) -> np.ndarray:
     """Return an array (C, H, W) with `channels` channels: converts between colour and grey, and drops alpha."""
-    if hasattr(picture, "convert"):
+    if is_pil(picture):
         picture = np.asarray(eight_bits(picture, channels))
         picture = picture[None] if picture.ndim == 2 else np.moveaxis(picture, -1, 0)
     elif picture.ndim == 2:

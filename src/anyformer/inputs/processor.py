@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from anyformer.checkpoint import read_spec
 from anyformer.inputs.audio_features import KINDS, AudioProcessor
 from anyformer.inputs.image import Images
-from anyformer.inputs.tokenizer import Tokenizer
+from anyformer.inputs.tokenizer import Tokenizer, as_lists
 from anyformer.models import TowerDecoderModel, TowerEncoderModel
 from anyformer.parts.embedding.waveform import SegmentEmbedding
 from anyformer.specs.messages import quote
@@ -202,7 +202,7 @@ class Processor:
         """Return the text of ids, or a list of texts for rows of ids. For colour tokens (ImageGPT), return pictures."""
         if self._tokenizer is None and isinstance(images := self.reader("images"), Images) and images.clusters:
             return images.decode_colours(ids)
-        ids = ids.tolist() if hasattr(ids, "tolist") else ids
+        ids = as_lists(ids)
         if isinstance(ids, Sequence) and ids and not isinstance(ids[0], int):
             return self.batch_decode(ids, skip_special_tokens=skip_special_tokens)
         return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)

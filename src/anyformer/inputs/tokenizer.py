@@ -331,10 +331,14 @@ class Tokenizer:
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
+def as_lists(ids: Any) -> Any:
+    """Return a tensor or array as nested lists, and other values unchanged."""
+    return ids.tolist() if hasattr(ids, "tolist") else ids
+
+
 def _ints(ids: Any) -> list[int]:
-    if isinstance(ids, int):
-        return [ids]
-    return ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    ids = as_lists(ids)
+    return [ids] if isinstance(ids, int) else list(ids)
 
 
 def check_vocabulary_size(model: TransformerModule, tokenizer: Tokenizer | None) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any, TypeVar
 
 import tokenizers
+from tokenizers.models import WordPiece
 
 from anyformer.inputs.long import LONGEST
 from anyformer.specs.messages import quote, shorten
@@ -254,7 +255,8 @@ class CheckedTokenizer:
     def bounds(self) -> Bounds:
         parts = {name: getattr(self.core, name) for name in STEPS}
         bounds = judge({name: json.loads(part.__getstate__()) for name, part in parts.items() if part is not None})
-        longest_word = getattr(self.core.model, "max_input_chars_per_word", 0)
+        model = self.core.model
+        longest_word = model.max_input_chars_per_word if isinstance(model, WordPiece) else 0
         if longest_word > MAX_WORD_CHARACTERS:
             raise ValueError(f"max_input_chars_per_word is {longest_word:,}; the limit is {MAX_WORD_CHARACTERS}")
         return bounds

@@ -44,13 +44,20 @@ def hidden_abilities(names: str) -> frozenset[str]:
 # -- abilities --------------------------------------------------------------------------------------------------------
 
 
+def cpu_capabilities() -> dict[str, Any]:
+    """Return torch's names of CPU features; empty if this torch does not report them."""
+    import torch
+
+    return getattr(torch.cpu, "get_capabilities", dict)()
+
+
 @functools.cache
 def bf16() -> bool:
     """Whether this CPU has bf16 instructions. Without them, torch's bf16 products are correct but 4 to 60 times slower
     than fp32."""
     import torch
 
-    able: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    able = cpu_capabilities()
     x86 = torch.cpu._is_avx512_bf16_supported() or able.get("amx_bf16", torch.cpu._is_amx_tile_supported())
     try:
         used = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # bf16 may be disabled in oneDNN
@@ -81,7 +88,7 @@ def int4() -> bool:
     """Whether torch has fast products with 4-bit weights for this CPU: ARM with dot-product instructions."""
     import torch
 
-    able: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    able = cpu_capabilities()
     if able.get("architecture") != "arm64" or not able.get("dot"):
         return False
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -92,9 +92,17 @@ def step_name(step: StackStep) -> str:
     return step.sublayer.address + (f", run {step.time + 1}" if step.time else "")
 
 
+@runtime_checkable
+class HasDown(Protocol):
+    """The module of an op whose last layer is `down`."""
+
+    @property
+    def down(self) -> Any: ...
+
+
 def down_projection(sublayer: SublayerModule) -> Any:
     """Return the last linear layer of a feed-forward layer if its columns are the units, otherwise None."""
-    down = getattr(sublayer.op, "down", None)
+    down = sublayer.op.down if isinstance(sublayer.op, HasDown) else None
     return down if isinstance(down, nn.Linear) and num_heads(sublayer.op) is None else None
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from anyformer.look.roles import attention_mixers, body, short, steps
+from anyformer.look.roles import attention_mixers, body, num_heads, short, steps
 from anyformer.look.trace import Change, ChangeByPass, Trace, addresses, main_tensor, matches, trace
 from anyformer.specs.messages import nearest, quote
 
@@ -62,7 +62,7 @@ def resolve_addresses(run: Trace, name: str, heads: Sequence[int] | None) -> lis
 
 
 def heads_at(run: Trace, mixer: str) -> int:
-    number = getattr(getattr(run.model.get_submodule(mixer), "part", None), "num_heads", None)
+    number = num_heads(run.model.get_submodule(mixer))
     if number is None:
         raise ValueError(f"{mixer}: this mixer does not declare its number of heads, so heads cannot be patched")
     return number

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from anyformer.look.trace import Trace, trace
 from anyformer.models import TransformerModule
-from anyformer.parts.base import HasHeads
+from anyformer.parts.base import HasHeads, HasPart
 from anyformer.stacks.block import BlockModule, ParallelModule
 from anyformer.stacks.perceiver import PerceiverModule
 from anyformer.stacks.stack import StackModule
@@ -57,8 +57,7 @@ def stream_end(whole: Any) -> str | None:
 
 def num_heads(op: nn.Module) -> int | None:
     """Return the number of heads of a mixer, or None if it has no heads."""
-    part = getattr(op, "part", None)
-    return part.num_heads if isinstance(part, HasHeads) else None
+    return op.part.num_heads if isinstance(op, HasPart) and isinstance(op.part, HasHeads) else None
 
 
 def short(address: str) -> str:

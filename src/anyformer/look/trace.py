@@ -16,7 +16,7 @@ import fnmatch
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -101,12 +101,20 @@ def trace(
     return Trace(output, listener.kept, model, inputs, change or {})
 
 
+@runtime_checkable
+class MayBeSilent(Protocol):
+    """A module that declares whether it has no output to trace, such as one that only stores a table."""
+
+    @property
+    def silent(self) -> bool: ...
+
+
 def addresses(model: TransformerModule) -> list[str]:
     """Return every address that can be traced."""
     names: dict[str, None] = {}
     skipped: tuple[str, ...] = ()  # prefixes of modules that only store weights and tables
     for address, module in model.named_modules():
-        if getattr(module, "silent", False):
+        if isinstance(module, MayBeSilent) and module.silent:
             skipped = (*skipped, f"{address}.")
         elif address and not address.startswith(skipped) and type(module).forward is not nn.Module.forward:
             names[address] = None  # modules without a forward pass, such as a ModuleList, have no output

@@ -25,7 +25,7 @@ from anyformer.parts.layer_mix import LayerMix
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import COMMON, Kind, boolean_mask, check_shape
 from anyformer.runtime.nonfinite import explain
-from anyformer.runtime.state import State
+from anyformer.runtime.state import HasState, State
 from anyformer.runtime.taps import OutputCollector, declared_taps
 from anyformer.specs.addresses import with_values
 from anyformer.specs.part import Part, parts_in, walk
@@ -286,7 +286,7 @@ def without_state(part: Part, module: Any, path: str) -> Iterator[str]:
     if part.sees == "itself":
         return
     if part.said != "itself":  # its own module mixes tokens
-        declared = (getattr(inner, "state_spec", lambda: None)() for inner in module.modules())
+        declared = (inner.state_spec() for inner in module.modules() if isinstance(inner, HasState))
         if part.sees != "past" or all(state is None for state in declared):
             yield path
     elif isinstance(part, Stack) and len(part.steps) > part.depth:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -174,5 +175,5 @@ def _encoder_outputs(given: Any) -> tuple[Tensor, dict[str, Any]]:
     if not isinstance(memory, Tensor):
         raise ValueError(f"encoder_outputs must be an encoder's output or its hidden states, got {quote(given)}")
     kinds = ("hidden_states", "attentions", "router_logits")
-    named = given if hasattr(given, "get") else dict(zip(kinds, given[1:], strict=False))
+    named = given if isinstance(given, Mapping) else dict(zip(kinds, given[1:], strict=False))
     return memory, {kind: named.get(kind) for kind in kinds}

@@ -199,7 +199,7 @@ class Model(Part):
                         reason = f"{type(part).__name__} needs {need}, which {type(source).__name__} does not give"
                         raise ValueError(f"{address}: {reason}; {GIVERS.get(need, 'a different embedding')} does")
         for name in ("embedding", "decoder_embedding"):
-            given = getattr(fields.get(name), "gives", ())
+            given = () if fields.get(name) is None else fields[name].gives
             if "a condition" in given and "a condition" not in needed:
                 raise ValueError(f"{name}.condition: no Part of this model reads it; AdaptiveNorm and Gated would")
             if "an order" in given and "an order" not in needed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -188,7 +188,7 @@ class ClassifyImage(LabelledPictures):
 def frames_of(example: Mapping[str, Any], name: str) -> Sequence[Any]:
     """Return the frames of a column, in order."""
     frames = field(example, name)
-    if isinstance(frames, (str, bytes)) or not hasattr(frames, "__len__") or not len(frames):
+    if isinstance(frames, (str, bytes)) or not isinstance(frames, Sized) or not len(frames):
         raise ValueError(f"column {quote(name)} must be a list of images, the frames")
     return frames
 

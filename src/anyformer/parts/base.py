@@ -36,6 +36,14 @@ def extra_inputs(spec: Part) -> dict[str, type[InputExtra]]:
     return {extra.name: extra for part in parts for extra in part.extra_inputs}
 
 
+@runtime_checkable
+class HasLength(Protocol):
+    """A position scheme with a fixed number of positions; None: no limit."""
+
+    @property
+    def length(self) -> int | None: ...
+
+
 class AbsolutePosition(Part):
     """A position scheme that adds one vector per position to the input. Its module maps positions (1 or B, T) to
     vectors (1 or B, T, D), or is an `InputPosition`."""
@@ -54,7 +62,7 @@ class AbsolutePosition(Part):
     @property
     def max_length(self) -> int | None:
         """The number of positions: `length` if the scheme has such a field or property, otherwise None."""
-        return getattr(self, "length", None)
+        return self.length if isinstance(self, HasLength) else None
 
 
 class Embedding(Part):
@@ -142,6 +150,46 @@ class HasHeads(Protocol):
 
     @property
     def num_heads(self) -> int: ...
+
+
+@runtime_checkable
+class HasHeadWidth(Protocol):
+    """A Part that may set the width of its heads."""
+
+    @property
+    def head_width(self) -> int | None: ...
+
+
+@runtime_checkable
+class KeepsDtype(Protocol):
+    """A module with tensors that the loader does not convert to the model's dtype."""
+
+    @property
+    def exact(self) -> tuple[str, ...]: ...
+
+
+@runtime_checkable
+class HasPart(Protocol):
+    """A module that keeps its description."""
+
+    @property
+    def part(self) -> Any: ...
+
+
+@runtime_checkable
+class HasOutputLayer(Protocol):
+    """The module of a head whose last layer is `out`."""
+
+    @property
+    def out(self) -> Any: ...
+
+
+@runtime_checkable
+class HasPooling(Protocol):
+    """The module of a head that pools the tokens of a row."""
+
+    @property
+    def pool(self) -> Any: ...
 
 
 class InputPosition(PartModule):

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.linear import half_type, linear_gelu, linears
+from anyformer.parts.forward_override import ForwardOverride
 
 
 class Joined(nn.Module):
@@ -82,18 +83,28 @@ class LinearThenGELU(nn.Module):
         return linear_gelu(x, self.layer.weight, self.layer.bias, dtype)
 
 
-class WithAddedWeights(nn.Linear):
-    """A linear layer that adds a term to its weights (an adapter)."""
+class AddedWeights(ForwardOverride):
+    """The forward of an nn.Linear that adds a term to its weights (an adapter)."""
+
+    parameters: ClassVar[tuple[str, ...]]  # names of parameters that it adds to the layer
 
     def effective(self) -> Tensor:
         """(out, in) weights of a plain linear layer with the same outputs."""
         raise NotImplementedError
 
 
+def added_weights(layer: nn.Module) -> AddedWeights | None:
+    """Return the term that a layer adds to its weights, or None."""
+    return layer.forward if isinstance(layer.forward, AddedWeights) else None
+
+
 class Concatenable(nn.Module):
     """A replacement of nn.Linear (quantised weights) that can be joined with other layers of the same class."""
 
     exact: ClassVar[tuple[str, ...]]  # names of its buffers
+    weight: Tensor
+    scale: Tensor
+    offset: Tensor | None
 
     def dequantize(self) -> Tensor:
         """(out, in) weights of the layer in fp32."""
@@ -108,7 +119,8 @@ def effective_weight(layer: Any) -> Tensor:
     """(out, in) weights of a linear layer, including the term of an adapter."""
     if isinstance(layer, Concatenable):
         return layer.dequantize()
-    return layer.effective() if isinstance(layer, WithAddedWeights) else layer.weight
+    added = added_weights(layer)
+    return layer.weight if added is None else added.effective()
 
 
 def side_by_side(parts: tuple[Any, ...]) -> nn.Module:

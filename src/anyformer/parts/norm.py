@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.kernels.few_rows import NormWeights
 from anyformer.parts.base import PartModule
+from anyformer.parts.decode_step import offers_norm
 from anyformer.specs.field_types import NonNegative
 from anyformer.specs.part import Part, Site
 
@@ -44,6 +46,11 @@ class RMSNormModule(PartModule, of=RMSNorm):
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         # half precision: normalise in fp32, round, then scale in the weight's dtype
         return F.rms_norm(x.float(), self.weight.shape, None, self.eps).to(x.dtype) * self.weight
+
+
+@offers_norm(RMSNormModule)
+def rms_norm_weights(norm: RMSNormModule) -> NormWeights:
+    return NormWeights("rms", norm.weight, None, norm.eps)
 
 
 class ScaleNorm(Norm, sees="itself"):

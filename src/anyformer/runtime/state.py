@@ -5,8 +5,9 @@ B rows, S cached tokens.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -213,12 +214,25 @@ class State:
 PER_ROW = ("past", "is_token", "memory", "memory_is_token")  # attributes of a state that have one entry per row
 
 
+@runtime_checkable
+class HasState(Protocol):
+    """A mixer that may have a decoding state."""
+
+    def state_spec(self) -> StateSpec | None: ...
+
+
+@functools.cache
+def may_have_state(kind: type[nn.Module]) -> bool:
+    """Whether modules of this class declare a decoding state."""
+    return issubclass(kind, HasState)
+
+
 def declarations(model: nn.Module, modules: Iterable[tuple[str, Any]] | None = None) -> Iterator[tuple[str, StateSpec]]:
     """Yield (address, declaration) of every mixer with a state. In a model that decodes from left to right, encoders
     and towers run once and are skipped."""
     written = getattr(getattr(model, "spec", None), "left_to_right", ())
     for address, module in stateful_modules(model) if modules is None else modules:
-        if hasattr(type(module), "state_spec") and (not written or address.split(".")[0] in (*written, "head")):
+        if may_have_state(type(module)) and (not written or address.split(".")[0] in (*written, "head")):
             declared = module.state_spec()
             if declared is not None:
                 yield address, declared
@@ -226,8 +240,8 @@ def declarations(model: nn.Module, modules: Iterable[tuple[str, Any]] | None = N
 
 def stateful_modules(module: nn.Module, address: str = "") -> list[tuple[str, Any]]:
     """Return (address, module) of all modules that may have a state; faster than `named_modules`."""
-    found: list[tuple[str, Any]] = [(address, module)] if hasattr(type(module), "state_spec") else []
+    found: list[tuple[str, Any]] = [(address, module)] if may_have_state(type(module)) else []
     for name, child in module._modules.items():
-        if child is not None and (child._modules or hasattr(type(child), "state_spec")):
+        if child is not None and (child._modules or may_have_state(type(child))):
             found += stateful_modules(child, f"{address}.{name}" if address else name)
     return found

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from anyformer.specs.addresses import value_at
-from anyformer.specs.part import Part
+from anyformer.specs.part import Part, Site
 
 
 def error_origin(error: BaseException) -> str | None:
@@ -56,7 +56,8 @@ def _part_of(frame: FrameType, frames: list[FrameType]) -> tuple[str, str]:
     for each in reversed(frames):
         part = each.f_locals.get("self")
         if isinstance(part, Part) and not _ours(type(part).__module__):
-            return type(part).__name__, getattr(each.f_locals.get("site"), "address", "")
+            site = each.f_locals.get("site")
+            return type(part).__name__, site.address if isinstance(site, Site) else ""
     return "", ""
 
 

@@ -18,7 +18,7 @@ from anyformer.kernels import hardware
 from anyformer.specs.field_types import Count, Natural, NonNegative, Positive
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Part
-from anyformer.train.parallel import full_tensor, group_by_mesh
+from anyformer.train.parallel import full_tensor, group_by_mesh, mesh_of
 
 Named = list[tuple[str, nn.Parameter]]  # (address, parameter)
 
@@ -75,7 +75,7 @@ class Adafactor(Optimizer):
     threshold: float = 1.0
 
     def optimizers(self, named: Named) -> list[torch.optim.Optimizer]:
-        if any(hasattr(p, "device_mesh") for _, p in named):
+        if any(mesh_of(p) is not None for _, p in named):
             raise ValueError("Adafactor needs full gradients: with mesh.shard or mesh.tensor use AdamW or Muon")
         return [torch.optim.Adafactor(self.groups(named), lr=self.lr, beta2_decay=self.decay, d=self.threshold)]
 

@@ -148,21 +148,26 @@ def atomic_folder(target: Path) -> Iterator[Path]:
 # -- sharded tensors -------------------------------------------------------------------------------------------------
 
 
-def full_tensor(tensor: Tensor) -> Tensor:
+def mesh_of(tensor: Any) -> Any:
+    """Return the device mesh of a sharded tensor, otherwise None; does not import torch.distributed.tensor."""
+    return getattr(tensor, "device_mesh", None)
+
+
+def full_tensor(tensor: Any) -> Tensor:
     """Gather a tensor that may be sharded. All processes that have a shard must call this."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return tensor if mesh_of(tensor) is None else tensor.full_tensor()
 
 
-def local_tensor(tensor: Tensor) -> Tensor:
+def local_tensor(tensor: Any) -> Tensor:
     """Return this process's shard of a tensor, in the same memory."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return tensor if mesh_of(tensor) is None else tensor.to_local()
 
 
 def group_by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """Group tensors by device mesh: all tensors of a foreach call must have the same mesh."""
     groups: dict[Any, list[Tensor]] = {}
     for tensor in tensors:
-        groups.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
+        groups.setdefault(mesh_of(tensor), []).append(tensor)
     return list(groups.values())
 
 

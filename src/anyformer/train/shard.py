@@ -29,6 +29,7 @@ from anyformer.parts.attention.transparent import TransparentAttentionModule
 from anyformer.parts.feedforward.mlp import GatedMLPModule, MLPModule
 from anyformer.parts.feedforward.moe import ExpertsModule
 from anyformer.parts.feedforward.routers import Routing
+from anyformer.parts.forward_override import is_plain
 from anyformer.parts.position.bias import AlibiModule, BucketedBiasModule, DistanceBiasModule
 from anyformer.parts.position.rotary import RopeModule
 
@@ -55,7 +56,7 @@ def plan(model: nn.Module, num: int) -> dict[str, ParallelStyle]:
             _check_heads(address, module, num)
         for name in f"{columns} {rows}".split():
             layer = getattr(module, name)
-            if type(layer) is not nn.Linear:
+            if not is_plain(layer):
                 lack = "only a plain nn.Linear can be split (no adapter)"
                 raise ValueError(f"{address}.{name}: {lack}; set mesh.tensor=1")
             width = layer.in_features if name in rows.split() else layer.out_features

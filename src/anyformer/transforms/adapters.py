@@ -164,12 +164,12 @@ def export_adapter(
     rows = rows_of(model, step)
     flip = is_transposed(step, rows)
     chosen = {i: layers[address_of(t)] for i, t in enumerate(step.targets) if address_of(t) in layers}
-    scale = next(iter(chosen.values())).scale
+    scale = next(iter(chosen.values())).forward.scale
     a = torch.cat([whole(layer.lora_a) for layer in chosen.values()])
     blocks, start = [a.new_zeros(size, a.shape[0]) for size in rows], 0
     for i, layer in chosen.items():
         b = whole(layer.lora_b)
-        blocks[i][:, start : start + b.shape[1]] = b * (layer.scale / scale)
+        blocks[i][:, start : start + b.shape[1]] = b * (layer.forward.scale / scale)
         start += b.shape[1]
     return flip, scale, a, [(b.t() if flip else b).contiguous() for b in step.rule.save(blocks)]
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import Unsupported
 
+from anyformer.parts.forward_override import ForwardOverride
 from anyformer.runtime.context import Context
 from anyformer.stacks.block import BlockModule
 from anyformer.stacks.sublayer import SublayerModule
@@ -159,11 +160,16 @@ def outermost_blocks(module: nn.Module) -> Iterator[BlockModule]:
 
 def structure(block: nn.Module) -> Hashable:
     """Return a key that is equal for blocks with the same compiled code (modules' numbers are constants in it)."""
-    modules = tuple(
-        (name, type(module), *((key, value) for key, value in vars(module).items() if isinstance(value, (int, float))))
-        for name, module in block.named_modules()
-    )
+    modules = tuple((name, *constants(module)) for name, module in block.named_modules())
     return modules, tuple((p.shape, p.dtype, p.requires_grad) for p in block.parameters())
+
+
+def constants(module: nn.Module) -> Iterator[Hashable]:
+    """Yield the class and the numbers of a module and of its override."""
+    for part in (module, module.forward):
+        if part is module or isinstance(part, ForwardOverride):
+            yield type(part)
+            yield from ((key, value) for key, value in vars(part).items() if isinstance(value, (int, float)))
 
 
 def has_statistics(block: nn.Module) -> bool:

@@ -18,6 +18,7 @@ from torch import nn
 from anyformer.kernels.gelu import gelu_tanh
 from anyformer.parts.attention.attention import AttentionModule
 from anyformer.parts.feedforward.mlp import GatedMLPModule, MLPModule
+from anyformer.parts.forward_override import is_plain
 from anyformer.parts.fused_linear import Concatenable, Joined, JoinedInTraining, LinearThenGELU
 from anyformer.specs.messages import nearest, quote
 
@@ -38,12 +39,12 @@ def fuse(model: nn.Module, pattern: str = "*", *, training: bool = False) -> nn.
         raise ValueError(f"no attention or gated feed-forward matches {quote(pattern)}; {nearest(pattern, known)}")
     for _, module, name, parts in chosen:
         layers = [getattr(module, part) for part in parts]
-        able = joinable(layers) and (type(layers[0]) is nn.Linear or not training)
+        able = joinable(layers) and (is_plain(layers[0]) or not training)
         if able and type(getattr(module, name)) is not kind:
             setattr(module, name, kind(*layers))
     for address, module in list(model.named_modules()) if training else ():
         if isinstance(module, MLPModule) and module.activation is gelu_tanh and fnmatch.fnmatchcase(address, pattern):
-            if type(module.up) is nn.Linear and module.up.bias is not None:
+            if is_plain(module.up) and module.up.bias is not None:
                 module.up_gelu = LinearThenGELU(module.up)
     return model
 
@@ -74,10 +75,9 @@ def sites(model: nn.Module) -> Any:
 
 def joinable(layers: list[Any]) -> bool:
     """Whether the layers have the same type, input width, dtype and device. Layers with adapters are not fused."""
-    kinds = {type(layer) for layer in layers}
+    quantized = isinstance(layers[0], Concatenable) and len({type(layer) for layer in layers}) == 1
     return (
-        len(kinds) == 1
-        and (kinds == {nn.Linear} or isinstance(layers[0], Concatenable))
+        (quantized or all(map(is_plain, layers)))
         and len({(layer.in_features, layer.weight.dtype, layer.weight.device) for layer in layers}) == 1
         and len({tuple(buffer.shape[1:] for buffer in layer.buffers()) for layer in layers}) == 1  # same quantization
     )

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anyformer.parts.forward_override import is_plain
 from anyformer.stacks.sublayer import SublayerModule
 from anyformer.transforms.compile import outermost_blocks
 
@@ -36,7 +37,7 @@ class HalfWeights:
             ):  # reads their dtype
                 continue
             for module in block.modules():
-                for name, p in module.named_parameters(recurse=False) if type(module) is nn.Linear else ():
+                for name, p in module.named_parameters(recurse=False) if is_plain(module) else ():
                     if p.requires_grad and p.dtype == torch.float32 and uses[id(p)] == 1:
                         self.places.append((module._parameters, name, p))
 

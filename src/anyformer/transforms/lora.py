@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.models import TransformerModule
-from anyformer.parts.fused_linear import WithAddedWeights
+from anyformer.parts.forward_override import is_plain
+from anyformer.parts.fused_linear import AddedWeights
 from anyformer.parts.init import Kaiming, Value, initialise
 from anyformer.specs.field_types import Chance, Count, Positive
 from anyformer.specs.messages import nearest, quote
@@ -49,31 +50,27 @@ class LoRA(Part, called=("low-rank adaptation",)):
             raise ValueError("LoRA.targets is empty; name linear layers, such as '*.q'")
 
 
-class AdaptedLinear(WithAddedWeights):
-    """A linear layer with an adapter: lora_a (rank, in), lora_b (out, rank)."""
+class AdaptedForward(AddedWeights):
+    """The forward of a linear layer with an adapter, whose parameters are lora_a (rank, in) and lora_b (out, rank)."""
 
-    extras: ClassVar[tuple[str, ...]] = NAMES  # parameters that a plain layer does not have
-    lora_a: nn.Parameter
-    lora_b: nn.Parameter
-    scale: float
-    dropout: float
+    parameters: ClassVar[tuple[str, ...]] = NAMES
 
-    def forward(self, x: Tensor) -> Tensor:
-        inner = F.dropout(x, self.dropout) if self.training and self.dropout else x
-        inner = F.linear(F.linear(inner, self.lora_a), self.lora_b)
-        return F.linear(x, self.weight, self.bias) + inner * self.scale
+    def __init__(self, module: nn.Linear, scale: float, dropout: float) -> None:
+        super().__init__(module)
+        self.scale, self.dropout = scale, dropout
+
+    def __call__(self, x: Tensor) -> Tensor:
+        layer = self.module
+        inner = F.dropout(x, self.dropout) if self.dropout and layer.training else x
+        inner = F.linear(F.linear(inner, layer.lora_a), layer.lora_b)
+        return F.linear(x, layer.weight, layer.bias) + inner * self.scale
 
     def change(self) -> Tensor:
         """Return the update (out, in) that the adapter adds to the weights, in fp32."""
-        return self.lora_b.float() @ self.lora_a.float() * self.scale
+        return self.module.lora_b.float() @ self.module.lora_a.float() * self.scale
 
     def effective(self) -> Tensor:
-        return (self.weight.float() + self.change()).to(self.weight.dtype)
-
-
-def effective_weight(linear: nn.Linear) -> Tensor:
-    """Return the weight (out, in) of a linear layer, with its adapter's update if it has one."""
-    return linear.effective() if isinstance(linear, AdaptedLinear) else linear.weight
+        return (self.module.weight.float() + self.change()).to(self.module.weight.dtype)
 
 
 class Adapter(NamedTuple):
@@ -90,7 +87,7 @@ def apply(model: TransformerModule, lora: LoRA, seed: int = 0) -> Any:
     if adapted_layers(model):
         raise ValueError("this model has adapters already: merge them first")
     unfuse(unpack(model))
-    linears = {address: module for address, module in model.named_modules() if type(module) is nn.Linear}
+    linears: dict[str, Any] = {address: module for address, module in model.named_modules() if is_plain(module)}
     chosen = _select(linears, lora.targets, "linear layer")
     for address in chosen:
         if model.spec.shares(address):
@@ -124,10 +121,11 @@ def adopt(model: TransformerModule, lora: LoRA, adapters: Mapping[str, Adapter],
     model.__dict__["_lora"] = lora
 
 
-def _attach(module: Any, a: Tensor, b: Tensor, scale: float, dropout: float) -> None:
-    module.__class__ = AdaptedLinear  # the same object at the same address
+def _attach(module: Any, a: Tensor, b: Tensor, scale: float, dropout: float) -> AdaptedForward:
     module.lora_a, module.lora_b = nn.Parameter(a), nn.Parameter(b)
-    module.scale, module.dropout = scale, dropout
+    forward = AdaptedForward(module, scale, dropout)
+    forward.install()
+    return forward
 
 
 def _select(known: dict[str, Any], patterns: tuple[str, ...], what: str) -> list[str]:
@@ -137,9 +135,9 @@ def _select(known: dict[str, Any], patterns: tuple[str, ...], what: str) -> list
     return [name for name in known if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
 
-def adapted_layers(model: nn.Module) -> dict[str, AdaptedLinear]:
+def adapted_layers(model: nn.Module) -> dict[str, Any]:
     """Return the layers with an adapter, by address."""
-    return {address: module for address, module in model.named_modules() if isinstance(module, AdaptedLinear)}
+    return {address: module for address, module in model.named_modules() if isinstance(module.forward, AdaptedForward)}
 
 
 # -- merging -----------------------------------------------------------------------------------------------------------
@@ -152,12 +150,13 @@ def merge(model: TransformerModule) -> Any:
     if not layers:
         raise ValueError("this model has no adapters")
     for module in layers.values():
-        module.weight.copy_(module.effective())
-        kept = module.lora_a, module.lora_b, module.scale, module.dropout
+        forward: AdaptedForward = module.forward
+        module.weight.copy_(forward.effective())
+        kept = module.lora_a, module.lora_b, forward.scale, forward.dropout
         for name in NAMES:
             delattr(module, name)
+        forward.remove()
         module.__dict__["_merged"] = kept  # for `unmerge`; not a parameter
-        module.__class__ = nn.Linear  # type: ignore[assignment]
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for name in model.__dict__.pop("_frozen"):
         parameters[name].requires_grad_(True)
@@ -178,6 +177,6 @@ def unmerge(model: TransformerModule) -> Any:
         parameter.requires_grad_(any(fnmatch.fnmatchcase(name, pattern) for pattern in also))
     for module in layers.values():
         a, b, scale, dropout = module.__dict__.pop("_merged")
-        _attach(module, a.to(module.weight.device), b.to(module.weight.device), scale, dropout)
-        module.weight.copy_(module.weight.float() - module.change())
+        forward = _attach(module, a.to(module.weight.device), b.to(module.weight.device), scale, dropout)
+        module.weight.copy_(module.weight.float() - forward.change())
     return model

@@ -15,7 +15,7 @@ training uses the plain weights. `unpack` undoes it. Call `fuse` before `pack`, 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from anyformer.kernels import hardware, matvec
 from anyformer.kernels.packed import Packed
+from anyformer.parts.forward_override import ForwardOverride, is_plain
 from anyformer.parts.fused_linear import Joined
 from anyformer.specs.messages import nearest, quote
 
@@ -34,81 +35,85 @@ SHARE = 4  # `generate` packs only if the copies fit in 1 / SHARE of the free me
 
 def pack(model: nn.Module, pattern: str = "*") -> nn.Module:
     """Use packed weights in every nn.Linear whose address matches `pattern`. Changes the model and returns it."""
-    linears = {address: module for address, module in model.named_modules() if type(module) is nn.Linear}
-    chosen = [module for address, module in linears.items() if fnmatch.fnmatchcase(address, pattern)]
-    chosen += [joined.whole for address, joined in joined_linears(model) if fnmatch.fnmatchcase(address, pattern)]
+    linears = {address: module for address, module in model.named_modules() if is_plain(module)}
+    chosen = [PackedForward(module) for address, module in linears.items() if fnmatch.fnmatchcase(address, pattern)]
+    chosen += [packed for address, packed in packed_wholes(model) if fnmatch.fnmatchcase(address, pattern)]
     if not chosen:
         raise ValueError(f"no linear layer matches {quote(pattern)}; {nearest(pattern, linears)}")
-    for module in chosen:
-        module.__class__ = PackedLinear  # the same object at the same address, so ties and fused layers remain valid
+    for packed in chosen:
+        packed.install()
     return model
 
 
-def joined_linears(model: nn.Module) -> Iterator[tuple[str, Joined]]:
-    """Yield fused linear layers (transforms/fuse.py), prepared for packing."""
+def packed_wholes(model: nn.Module) -> Iterator[tuple[str, PackedForward]]:
+    """Yield the addresses of fused linear layers (transforms/fuse.py) and their forward with packed weights."""
     for address, module in model.named_modules():
-        if isinstance(module, Joined) and type(module.whole) is nn.Linear:
-            module.whole.__dict__["_views"] = [
-                part.weight for part in module.parts
-            ]  # its weights may change through these
-            yield address, module
+        if isinstance(module, Joined) and is_plain(module.whole):
+            yield address, PackedForward(module.whole, [part.weight for part in module.parts])
 
 
 def unpack(model: nn.Module) -> nn.Module:
     """Undo `pack` and free the packed copies."""
-    wholes = [module.whole for module in model.modules() if isinstance(module, Joined)]
+    wholes = [module.whole for module in model.modules() if isinstance(module, Joined) and module.whole is not None]
     for module in [*model.modules(), *wholes]:
-        if isinstance(module, PackedLinear):
-            module.__dict__.pop("_views", None)
-            module.__class__ = nn.Linear  # type: ignore[assignment]
+        if isinstance(module.forward, PackedForward):
+            module.forward.remove()
     return model
 
 
-class PackedLinear(nn.Linear):
-    """A linear layer with a packed copy of its weights."""
+class PackedForward(ForwardOverride):
+    """The forward of a linear layer with a packed copy of its weights."""
 
-    _views: ClassVar[list[Tensor]] = []  # views through which the weights may change (parts of a fused layer)
+    same_function: ClassVar[bool] = True
 
-    def forward(self, x: Tensor) -> Tensor:
-        if matvec.fits(x, self.weight):
-            return matvec.matvec(x, self.weight, self.bias)
+    def __init__(self, module: nn.Linear, views: Sequence[Tensor] = ()) -> None:
+        super().__init__(module)
+        self.views = list(views)  # views through which the weights may change (parts of a fused layer)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        layer = self.module
+        weight, bias = layer.weight, layer.bias
+        if matvec.fits(x, weight):
+            return matvec.matvec(x, weight, bias)
         rows = x.numel() // max(x.shape[-1], 1)
-        if rows not in ROWS or torch.is_grad_enabled() or not packs(x, self.weight):
-            return F.linear(x, self.weight, self.bias)
+        if rows not in ROWS or torch.is_grad_enabled() or not packs(x, weight):
+            return F.linear(x, weight, bias)
         if torch.compiler.is_compiling():  # a custom op takes 40 microseconds longer per call
-            return packed_linear(x, self.weight, self.bias, self._views)
-        return multiply_packed(x, self.weight, self.bias, self._views, self)
+            return packed_linear(x, weight, bias, self.views)
+        return multiply_packed(x, weight, bias, self.views, layer)
 
 
 class PackedStep:
     """The large linear layers of a model, packed inside a `with` block and plain outside it. A layer's copy is made at
     its first packed call, and freed with the layer."""
 
-    def __init__(self, layers: list[nn.Linear]) -> None:
-        self.layers = layers
+    def __init__(self, forwards: list[PackedForward]) -> None:
+        self.forwards = forwards
 
     @classmethod
     def of(cls, model: nn.Module, rows: int) -> PackedStep:
         """Select the layers that are faster packed for this many rows; none if oneDNN is missing or not faster."""
         if rows not in ROWS or torch.is_autocast_enabled("cpu") or not hardware.packed_is_faster():
             return cls([])
-        joined = [module for _, module in joined_linears(model)]
+        joined = [module for module in model.modules() if isinstance(module, Joined) and is_plain(module.whole)]
         inside = {part for module in joined for part in module.parts}
-        separate = [module for module in model.modules() if type(module) is nn.Linear and module not in inside]
-        return cls([layer for layer in (*separate, *(module.whole for module in joined)) if is_large(layer)])
+        separate = [module for module in model.modules() if is_plain(module) and module not in inside]
+        packed = [*map(PackedForward, separate), *(packed for _, packed in packed_wholes(model))]
+        return cls([each for each in packed if is_large(each.module)])
 
     def missing_bytes(self) -> int:
         """Return the size of the copies that have not been made yet."""
-        sizes = {layer.weight.data_ptr(): layer.weight.nbytes for layer in self.layers}
+        weights = [packed.module.weight for packed in self.forwards]
+        sizes = {weight.data_ptr(): weight.nbytes for weight in weights}
         return sum(size for pointer, size in sizes.items() if pointer not in PACKED.kept)
 
     def __enter__(self) -> None:
-        for layer in self.layers:
-            layer.__class__ = PackedLinear
+        for packed in self.forwards:
+            packed.install()
 
     def __exit__(self, *_: object) -> None:
-        for layer in self.layers:
-            layer.__class__ = nn.Linear
+        for packed in self.forwards:
+            packed.remove()
 
 
 def is_large(layer: nn.Linear) -> bool:

@@ -31,6 +31,7 @@ from anyformer.kernels import four_bits, hardware, quantized
 from anyformer.kernels.packed import Packed
 from anyformer.kernels.quantized import FEW, FP8, plain_linear, quantized_linear
 from anyformer.models import TransformerModule
+from anyformer.parts.forward_override import is_plain
 from anyformer.parts.fused_linear import Concatenable
 from anyformer.specs.messages import nearest, quote
 from anyformer.transforms.fuse import fuse, sites, unfuse
@@ -52,7 +53,7 @@ def quantize(
         raise ValueError(f"unknown format {quote(format)}; {nearest(format, FORMATS)}")
     if not possible_group(group):
         raise ValueError(f"group: {group} is not a power of 2 of at least 32; try 32, 64 or 128")
-    linears = {address: module for address, module in model.named_modules() if type(module) is nn.Linear}
+    linears: dict[str, Any] = {address: module for address, module in model.named_modules() if is_plain(module)}
     chosen = [address for address in linears if fnmatch.fnmatchcase(address, pattern)]
     if not chosen:
         raise ValueError(f"no linear layer matches {quote(pattern)}; {nearest(pattern, linears)}")
@@ -70,9 +71,6 @@ class QuantizedLinear(Concatenable):
 
     exact: ClassVar[tuple[str, ...]] = ("weight", "scale")  # buffers that the loader does not convert
 
-    weight: Tensor
-    scale: Tensor
-    offset: Tensor | None
     exact_activations = False  # True: activations are not rounded on a CPU either
 
     def __init__(self, tensors: Sequence[Tensor], in_features: int, bias: Tensor | None) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.models import Model, TransformerModule
+from anyformer.parts.base import KeepsDtype
 from anyformer.parts.init import computed_tensors, is_within
 from anyformer.specs.messages import shorten
 from anyformer.weights.io import Checkpoint
@@ -100,7 +101,8 @@ def fill(
     for name, tensor in targets.items():
         groups.setdefault(id(tensor), []).append(name)
     names, steps, dropped = match(spec, stored.names, list(targets))
-    exact = {f"{path}.{leaf}" for path, module in model.named_modules() for leaf in getattr(module, "exact", ())}
+    keeping = {path: module for path, module in model.named_modules() if isinstance(module, KeepsDtype)}
+    exact = {f"{path}.{leaf}" for path, module in keeping.items() for leaf in module.exact}
     dtypes = {name: tensor.dtype if name in exact else dtype for name, tensor in targets.items()}
     tied = {name for name in targets if name not in exact and spec.owner_of(name)}  # a quantised head is not tied
     used: set[str] = set()

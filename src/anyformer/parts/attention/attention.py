@@ -11,7 +11,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from anyformer.kernels import few_rows
 from anyformer.kernels.attention import Plan, attend
+from anyformer.kernels.decode import attend_new, attends_new
+from anyformer.kernels.few_rows import NormWeights
 from anyformer.kernels.linear import cast_for_autocast
 from anyformer.parts.attention.scores import (
     SOFTMAX,
@@ -23,14 +26,16 @@ from anyformer.parts.attention.scores import (
     ScoreChange,
     Softmax,
 )
+from anyformer.parts.decode_step import DecodeStep, linear
 from anyformer.parts.fused_linear import Joined
 from anyformer.parts.mask import FULL, All, Causal, Full, Mask, Window
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import InHeads, Op
 from anyformer.parts.position.absolute import AttentionPosition
 from anyformer.parts.position.bias import HeadwisePosition, rotate_and_tap
+from anyformer.parts.position.rotary import RopeModule
 from anyformer.runtime.context import Context
-from anyformer.runtime.stores import PerMemory, PerToken
+from anyformer.runtime.stores import PerMemory, PerToken, Static
 from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.field_types import Chance, Count, Positive
 from anyformer.specs.messages import quote
@@ -273,3 +278,59 @@ class AttentionModule(InHeads, of=Attention):
     def memory_keys(self, states: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         """Return keys and values (B, G, M, K) of the memory."""
         return self.by_head("k", self.k(states), ctx), self.by_head("v", self.v(states), ctx)
+
+
+# -- the fused decoding step -------------------------------------------------------------------------------------------
+
+
+class AttentionStep(DecodeStep, of=AttentionModule):
+    layers = ("q", "k", "v", "o")
+
+    def obstacle(self, rows: int) -> str | None:
+        if (why := super().obstacle(rows)) is not None:
+            return why
+        position = self.op.position
+        turns = position is not None and position.turns_stream
+        return f"{type(position).__name__} rotates the stream" if turns else None
+
+    def __call__(self, x: Tensor, norm: NormWeights | None, shortcut: Tensor | None, ctx: Context) -> Tensor:
+        op = self.op
+        layers = [op.q] if op.part.memory else [op.q, op.k, op.v]
+        projected = linear(x, *layers, norm=norm)
+        if op.part.memory:
+            mixed = op.mix(one_token_by_head(projected, op.head_width), None, None, ctx)
+        elif self.appends_in_place(ctx):
+            mixed = self.append_and_attend(projected, ctx)
+        else:
+            parts = projected.split([layer.out_features for layer in layers], dim=1)
+            widths = op.head_width, op.head_width, op.value_width
+            mixed = op.mix(*map(one_token_by_head, parts, widths), ctx)
+        return linear(mixed[:, 0], op.o, onto=shortcut)
+
+    def appends_in_place(self, ctx: Context) -> bool:
+        """Whether attention has rotary positions or none, no further change of queries and keys, and a static cache."""
+        op = self.op
+        plain = op.q_norm is None and not op.query_changes and op.value_width == op.head_width
+        turned = op.position is None or type(op.position) is RopeModule
+        return plain and turned and isinstance(ctx.store(op.address), Static)
+
+    def append_and_attend(self, qkv: Tensor, ctx: Context) -> Tensor:
+        op, store = self.op, ctx.store(self.op.address)
+        assert isinstance(store, Static)
+        columns, places = store.reserve(ctx.index, ctx.once)
+        angles, interleaved, rope = None, False, op.position
+        if isinstance(rope, RopeModule):
+            angles = ctx.once(f"{rope.key} of pairs", lambda: rope.tables(ctx, qkv.dtype))
+            interleaved = rope.part.interleaved
+        heads = op.part.num_heads, op.num_kv_heads, op.head_width
+        keys, values = store.tensors["k"], store.tensors["v"]
+        new = (qkv, heads, angles, interleaved, keys, values, columns)
+        fused = op.plan(ctx).chosen_kernel() == "sdpa"
+        if fused and ctx.bias is None and attends_new(heads, keys):
+            return attend_new(*new, ctx.visible(op.part.mask, op.mask_key, places).dense(), op.scale)
+        return op.attend(few_rows.rotate_append(*new), keys, values, places, ctx)
+
+
+def one_token_by_head(x: Tensor, width: int) -> Tensor:
+    """(B, H K) -> (B, H, 1, K)"""
+    return x.unflatten(1, (-1, width))[:, :, None]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from anyformer.kernels.attention import Plan, Visible, attend
 from anyformer.parts.base import PartModule
+from anyformer.parts.forward_override import is_plain
 from anyformer.parts.mask import FULL, Mask
 from anyformer.parts.norm import Norm, RMSNorm
 from anyformer.parts.op import Op
@@ -85,7 +86,7 @@ class LatentAttentionModule(PartModule, of=LatentAttention):
         cached = seen["latent"][:, None]
         visible = ctx.visible(part.mask, self.mask_key, places)
         traced = ctx.wants(self.address, "k") or ctx.wants(self.address, "v")  # only the expanded path computes them
-        absorb = x.shape[1] == 1 and ctx.state is not None and ctx.kernel != "flex" and type(self.kv_up) is nn.Linear
+        absorb = x.shape[1] == 1 and ctx.state is not None and ctx.kernel != "flex" and is_plain(self.kv_up)
         if absorb and not traced:
             out = self.attend_absorbed(plain, rotary, cached, visible, ctx)
         else:

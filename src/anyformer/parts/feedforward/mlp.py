@@ -8,9 +8,11 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.kernels.few_rows import NormWeights
 from anyformer.kernels.linear import cast_for_autocast
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.base import PartModule
+from anyformer.parts.decode_step import NAMES, DecodeStep, linear
 from anyformer.parts.feedforward.base import FeedForward
 from anyformer.parts.fused_linear import Joined, LinearThenGELU
 from anyformer.parts.op import Reshaping
@@ -108,3 +110,24 @@ def activation_of(part: FeedForward) -> Callable[[Tensor], Tensor] | None:
     if isinstance(part, (MLP, GatedMLP)) and type(part).inner in (MLP.inner, GatedMLP.inner):
         return ACTIVATIONS[part.activation]
     return None  # a different function, also in a subclass
+
+
+# -- fused decoding steps ----------------------------------------------------------------------------------------------
+
+
+class MLPStep(DecodeStep, of=MLPModule):
+    layers = ("up", "down")
+    inputs: ClassVar[tuple[str, ...]] = ("up",)  # layers that read the input
+
+    def obstacle(self, rows: int) -> str | None:
+        return super().obstacle(rows) or self.unknown_activation()
+
+    def __call__(self, x: Tensor, norm: NormWeights | None, shortcut: Tensor | None, ctx: Context) -> Tensor:
+        layers, gated = [getattr(self.op, name) for name in self.inputs], len(self.inputs) > 1
+        inner = linear(x, *layers, norm=norm, activation=NAMES[self.op.activation], gated=gated)
+        return linear(inner, self.op.down, onto=shortcut)
+
+
+class GatedMLPStep(MLPStep, of=GatedMLPModule):
+    layers = ("gate", "up", "down")
+    inputs = ("gate", "up")

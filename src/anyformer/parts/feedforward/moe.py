@@ -11,9 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.kernels import few_experts, few_rows
+from anyformer.kernels.few_rows import NormWeights
 from anyformer.kernels.grouped import cast, grouped_linear, takes_rest
 from anyformer.parts.base import PartModule
 from anyformer.parts.computed import places
+from anyformer.parts.decode_step import NAMES, DecodeStep, decode_step
 from anyformer.parts.feedforward.base import FeedForward
 from anyformer.parts.feedforward.mlp import activation_of
 from anyformer.parts.feedforward.routers import Router, Routing, TopKModule, jitter
@@ -110,3 +113,53 @@ def rebalance(model: nn.Module, router_logits: tuple[Tensor, ...], rate: float =
     for moe, logits in zip(routers, router_logits, strict=True):
         if isinstance(moe.router, TopKModule) and moe.router.correction is not None:
             moe.router.rebalance(logits, rate)
+
+
+# -- the fused decoding step -------------------------------------------------------------------------------------------
+
+
+class MoEStep(DecodeStep, of=MoEModule):
+    def obstacle(self, rows: int) -> str | None:
+        experts = self.op.experts
+        weights = list(experts.parameters(recurse=False))
+        if type(experts) is not ExpertsModule or not all(weight.is_contiguous() for weight in weights):
+            return "an unusual kind of experts"
+        if len({weight.dtype for weight in weights}) > 1:
+            return "experts with several dtypes"
+        return None if experts.activation in NAMES else "an activation without a kernel"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.op.experts.up.dtype
+
+    def __call__(self, x: Tensor, norm: NormWeights | None, shortcut: Tensor | None, ctx: Context) -> Tensor:
+        op, inside, dtype = self.op, self.op.experts, self.dtype
+        x = x.to(dtype) if norm is None else few_rows.norm_rows(x, norm, dtype)
+        chosen, weights = route(op, x, ctx)
+        layers = inside.up, inside.up_bias, inside.down
+        sums = few_experts.expert_rows(x, chosen, *layers, NAMES[inside.activation], inside.gated)
+        shared = None
+        if op.shared is not None:
+            step = decode_step(op.shared)
+            if step is not None and step.obstacle(len(x)) is None:
+                shared = step(x, None, None, ctx)
+            else:
+                shared = op.shared(x[:, None], ctx)[:, 0]
+        return few_experts.combine(sums, chosen, weights, inside.down_bias, inside.num_experts, dtype, shared, shortcut)
+
+
+def route(op: MoEModule, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+    """Return the experts of each row (B, k) and their weights (B, k), given x (B, D)."""
+    if not chooses_plainly(op.router, x.dtype):
+        routing = op.router(x[:, None], ctx)
+        return routing.experts, routing.weights
+    logits, part = few_rows.linear(x, [op.router.weight], [op.router.bias]), op.router.part
+    return few_experts.choose(logits, part.top_k, part.score, part.normalize, part.scale)
+
+
+def chooses_plainly(router: Any, dtype: torch.dtype) -> bool:
+    """Whether the router is a plain top-k, without groups or correction, in the model's dtype."""
+    if type(router) is not TopKModule or router.part.groups > 1 or router.part.float32:
+        return False
+    few = len(router.weight) <= few_experts.MOST_EXPERTS
+    return few and router.correction is None and router.weight.dtype == dtype and router.weight.is_contiguous()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from anyformer.kernels.capture import can_read_values
 from anyformer.parts.base import PartModule
+from anyformer.parts.forward_override import is_plain
 from anyformer.parts.init import Uniform
 from anyformer.parts.op import Op
 from anyformer.parts.recurrent.mamba import PackedRows
@@ -71,7 +72,7 @@ class RecurrentModule(PartModule):
             before = x.new_zeros(len(self.states), x.shape[0], self.width).unbind(0)
         else:
             before = tuple(store.tensors[name].expand(x.shape[0], -1).to(x.dtype) for name in self.states)
-        plain = type(self.gates) is type(self.recurrent) is nn.Linear  # neither adapted nor quantised
+        plain = is_plain(self.gates) and is_plain(self.recurrent)
         unbroken = rows.keep is None and (rows.real is None or store is None)  # pads at the end change no real token
         fast = plain and unbroken and can_read_values() and not x.is_meta
         y, last = self.all_at_once(x, before) if fast else self.steps(x, before, rows)

@@ -16,9 +16,13 @@ from torch import Tensor, nn
 
 from anyformer.kernels.capture import can_read_values
 from anyformer.kernels.convolution import depthwise
+from anyformer.kernels.few_rows import NormWeights
+from anyformer.kernels.mamba_step import conv_step, selective_step
 from anyformer.kernels.scan import scan, scan_step
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.base import PartModule
+from anyformer.parts.decode_step import NAMES, DecodeStep, linear
+from anyformer.parts.fused_linear import Concatenable
 from anyformer.parts.init import Initializer, Kaiming
 from anyformer.parts.op import Op
 from anyformer.runtime.context import Context
@@ -165,6 +169,42 @@ class SelectiveStateModule(ConvolvingModule, of=SelectiveState):
             store.replace("state", last)
         y = torch.addcmul(y, x32, self.skip.float()) * F.silu(gate)
         return rows.unpack(self.down(ctx.tap(self.address, "mixed", y.to(x.dtype))))
+
+
+# -- the fused decoding step -------------------------------------------------------------------------------------------
+
+
+class ConvolvingStep(DecodeStep):
+    def obstacle(self, rows: int) -> str | None:
+        if (why := super().obstacle(rows)) is not None:
+            return why
+        if isinstance(getattr(self.op, self.layers[0]), Concatenable) or type(self.op.conv) is not nn.Conv1d:
+            return self.unusual_layer()
+        return self.unknown_activation()
+
+    def is_ready(self, x: Tensor, ctx: Context) -> bool:
+        """Whether the state is updated in place, and no row has padding or a new document."""
+        store = ctx.store(self.op.address)
+        in_place = store is not None and store.static and all(len(held) == len(x) for held in store.tensors.values())
+        return in_place and ctx.is_token is None and ctx.documents is None
+
+    def convolve(self, x: Tensor, store: Store) -> Tensor:
+        """(B, channels) -> (B, channels)"""
+        conv = self.op.conv
+        return conv_step(x, conv.weight, conv.bias, store.tensors["window"], NAMES[self.op.activation])
+
+
+class SelectiveStateStep(ConvolvingStep, of=SelectiveStateModule):
+    layers = ("up", "gate", "select", "step", "down")
+
+    def __call__(self, x: Tensor, norm: NormWeights | None, shortcut: Tensor | None, ctx: Context) -> Tensor:
+        op, store = self.op, ctx.store(self.op.address)
+        assert store is not None
+        both = linear(x, op.up, op.gate, norm=norm)  # (B, 2 I)
+        mixed = self.convolve(both, store)
+        chosen, gate = linear(mixed, op.select), both[:, op.part.width :]
+        by_channel = op.step.weight, op.step_bias, op.rate, op.skip
+        return linear(selective_step(mixed, gate, chosen, *by_channel, store.tensors["state"]), op.down, onto=shortcut)
 
 
 # -- rows without pads between tokens ----------------------------------------------------------------------------------

@@ -5,15 +5,21 @@ B rows, T tokens, D width, H heads of P channels (I = H P) in G groups, N states
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.kernels import few_rows
+from anyformer.kernels.few_rows import NormWeights
+from anyformer.kernels.mamba_step import dual_step
 from anyformer.kernels.ssd import ssd, ssd_step
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.decode_step import linear, norm_weights
 from anyformer.parts.norm import Norm, RMSNorm
 from anyformer.parts.op import Op
-from anyformer.parts.recurrent.mamba import ConvolvingModule, PackedRows, StepBias
+from anyformer.parts.recurrent.mamba import ConvolvingModule, ConvolvingStep, PackedRows, StepBias
 from anyformer.runtime.context import Context
 from anyformer.runtime.stores import PerRow
 from anyformer.specs.field_types import Count, NonNegative
@@ -88,3 +94,27 @@ class DualStateModule(ConvolvingModule, of=DualState):
             store.replace("state", last)
         y = torch.addcmul(y, x, self.skip.float()[:, None]).flatten(2) * F.silu(gate.float())
         return rows.unpack(self.down(ctx.tap(self.address, "mixed", self.norm(y.to(dtype)))))
+
+
+class DualStateStep(ConvolvingStep, of=DualStateModule):
+    """The fused decoding step."""
+
+    layers = ("gate", "up", "step", "down")
+
+    def obstacle(self, rows: int) -> str | None:
+        norm = self.op.norm
+        if (why := super().obstacle(rows)) is not None:
+            return why
+        if {weight.dtype for weight in norm.parameters()} - {self.dtype} or norm_weights(norm) is None:
+            return f"{type(norm).__name__} in {type(self.op).__name__}"
+        return None
+
+    def __call__(self, x: Tensor, norm: NormWeights | None, shortcut: Tensor | None, ctx: Context) -> Tensor:
+        op, part, store, out_norm = self.op, self.op.part, ctx.store(self.op.address), norm_weights(self.op.norm)
+        assert store is not None and out_norm is not None
+        sizes = [op.sizes[0], sum(op.sizes), part.num_heads]
+        gate, up, step = linear(x, op.gate, op.up, op.step, norm=norm).split(sizes, dim=1)
+        mixed = self.convolve(up, store)
+        limits = part.step_low, math.inf if part.step_high is None else part.step_high
+        y = dual_step(mixed, gate, step, op.step_bias, op.rate, op.skip, store.tensors["state"], limits)
+        return linear(few_rows.norm_rows(y, out_norm), op.down, onto=shortcut)

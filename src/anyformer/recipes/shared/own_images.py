@@ -15,6 +15,7 @@ from anyformer.models import Model
 from anyformer.objectives.images import ClassifyImage
 from anyformer.recipes.shared.models import with_labels
 from anyformer.recipes.shared.own_text import Notify, held_out, name_of
+from anyformer.specs.addresses import value_at
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run, description_of
 from anyformer.weights import hub
@@ -130,7 +131,7 @@ def fine_tuned(labels: tuple[str, ...], model: str) -> Setup:
     given = with_labels(model, labels, CLASSIFIER)
     trained = isinstance(given, Pretrained)
     folder = hub.resolve(model) if trained else None
-    embedding: Any = getattr(description_of(given), "embedding", None)
+    embedding: Any = value_at(description_of(given), "embedding")
     images = Images.load(folder) if folder is not None and Images.has_settings(folder) else Images()
     mean, std = (
         tuple(value) if isinstance(value, tuple) else (value,) * embedding.channels

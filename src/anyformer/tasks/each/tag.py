@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Unpack
 
 import numpy as np
+from tokenizers.models import BPE, WordPiece
 
 from anyformer.objectives.examples import array
 from anyformer.objectives.objective import head_of
@@ -130,8 +131,8 @@ class WordedText:
 
 def pieces(request: TaskRun, text: str, window: Any, shares: np.ndarray) -> list[LabelledText]:
     """Return the tokens of a window in order, without special tokens."""
-    tokenizer = request.tokenizer
-    prefix = getattr(tokenizer.core.model, "continuing_subword_prefix", None)
+    tokenizer, model = request.tokenizer, request.tokenizer.core.model
+    prefix = model.continuing_subword_prefix if isinstance(model, (BPE, WordPiece)) else None
     tokens = []
     columns = zip(window.ids, window.tokens, window.offsets, window.special_tokens_mask, shares)
     for index, (token, name, (start, end), special, own) in enumerate(columns):
