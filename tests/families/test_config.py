@@ -18,7 +18,7 @@ from anyformer import families
 from anyformer.families.base.fields import (
     COMMON,
     GENERATION,
-    Field,
+    Entry,
     Fixed,
     Ignored,
     Removed,
@@ -75,7 +75,7 @@ def test_every_config_field_is_accounted_for(family: Any) -> None:
         field = family.all_fields.get(family.aliases.get(name, name))
         if field is None or isinstance(field, Removed):
             silent.append(f"{name} (unknown)")
-        elif isinstance(field, Field) and not any(changes(family, case, name) for case in mine):
+        elif isinstance(field, Entry) and not any(changes(family, case, name) for case in mine):
             silent.append(name)
     assert not silent, f"{family.name}: these config fields change nothing and are not declared inert: {silent}"
 
@@ -137,7 +137,7 @@ def test_flags_of_every_config_have_the_published_defaults() -> None:
 def test_inert_fields_say_why() -> None:
     for family in families.catalogue().values():
         for name, field in {**COMMON, **family.fields}.items():
-            assert isinstance(field, Field) or field.why, f"{family.name}.{name}"
+            assert isinstance(field, Entry) or field.why, f"{family.name}.{name}"
 
 
 @pytest.mark.parametrize("family", published_families(), ids=lambda family: family.name)
@@ -228,7 +228,7 @@ def test_special_tokens_outside_the_vocabulary_are_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", families.catalogue().values(), ids=lambda family: family.name)
 def test_a_word_that_no_class_knows_is_refused_also_where_nothing_reads_it(family: Any) -> None:
     """A ViT that classifies has no pooler, but its pooler_act must be valid too."""
-    fields = {name: field for name, field in family.fields.items() if isinstance(field, Field)}
+    fields = {name: field for name, field in family.fields.items() if isinstance(field, Entry)}
     named = [name for name, field in fields.items() if allowed_words(name, field)]
     for name, architecture in itertools.product(named, family.architectures or (None,)):
         with pytest.raises(ValueError, match=rf"^{family.name} config: .*(is not valid|is not supported|unknown)"):

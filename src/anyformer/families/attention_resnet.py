@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field
+from anyformer.families.base.fields import ConfigField, Entry
 from anyformer.families.base.template import Config
 from anyformer.families.resnet import depths, image_size, widths
 from anyformer.families.shared.vision import pair
@@ -41,19 +41,19 @@ def kind(spec: Model) -> str:
 
 
 FIELDS: dict[str, ConfigField] = {
-    "num_channels": Field(3, "embedding.channels"),
-    "embedding_size": Field(64, "width"),
-    "hidden_sizes": Field((256, 512, 1024, 2048), lambda spec: widths(spec)[-len(mixers(spec)) :]),
-    "bottleneck_sizes": Field((64, 128, 256, 512), lambda spec: tuple(
+    "num_channels": Entry(3, "embedding.channels"),
+    "embedding_size": Entry(64, "width"),
+    "hidden_sizes": Entry((256, 512, 1024, 2048), lambda spec: widths(spec)[-len(mixers(spec)) :]),
+    "bottleneck_sizes": Entry((64, 128, 256, 512), lambda spec: tuple(
         layers[0].width for layers in bottlenecks(spec) if len(layers) == 3)),
-    "depths": Field((3, 4, 6, 3), lambda spec: depths(spec)[-len(mixers(spec)) :]),
-    "mixer": Field("halo", kind),
-    "num_heads": Field((8, 8, 8, 8), lambda spec: tuple(op.num_heads for op in mixers(spec))),
-    "neighbourhood": Field(7, lambda spec: getattr(mixers(spec)[0], "size", 7)),  # window side, for local_relation
-    "block": Field(1, lambda spec: getattr(mixers(spec)[0], "block", 1)),  # block side, for halo
-    "halo": Field(3, lambda spec: getattr(mixers(spec)[0], "halo", 3)),
-    "image_size": Field(224, image_size),
-    "problem_type": Field(None, "head.problem"),
+    "depths": Entry((3, 4, 6, 3), lambda spec: depths(spec)[-len(mixers(spec)) :]),
+    "mixer": Entry("halo", kind),
+    "num_heads": Entry((8, 8, 8, 8), lambda spec: tuple(op.num_heads for op in mixers(spec))),
+    "neighbourhood": Entry(7, lambda spec: getattr(mixers(spec)[0], "size", 7)),  # window side, for local_relation
+    "block": Entry(1, lambda spec: getattr(mixers(spec)[0], "block", 1)),  # block side, for halo
+    "halo": Entry(3, lambda spec: getattr(mixers(spec)[0], "halo", 3)),
+    "image_size": Entry(224, image_size),
+    "problem_type": Entry(None, "head.problem"),
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field, Fixed, Ignored
+from anyformer.families.base.fields import ConfigField, Entry, Fixed, Ignored
 from anyformer.families.base.template import Config
 from anyformer.parts import AutoencoderModel, GaussianLatent, KLDecoder, KLEmbedding, Kaiming, Model
 from anyformer.parts.activation import Activation
@@ -23,21 +23,21 @@ def side(spec: AutoencoderModel) -> Any:
 
 
 FIELDS: dict[str, ConfigField] = {
-    "in_channels": Field(3, "embedding.channels"),
-    "out_channels": Field(3, "painter.channels"),
-    "down_block_types": Field([DOWN], lambda spec: [DOWN] * len(spec.embedding.widths)),
-    "up_block_types": Field([UP], lambda spec: [UP] * len(spec.painter.widths)),
-    "block_out_channels": Field([64], "embedding.widths"),
-    "layers_per_block": Field(1, "embedding.blocks"),
-    "act_fn": Field("silu", "embedding.activation"),
-    "latent_channels": Field(4, "latent.width"),
-    "norm_num_groups": Field(32, "embedding.groups"),
-    "sample_size": Field(32, side),
-    "scaling_factor": Field(0.18215, "latent.scale"),
-    "shift_factor": Field(None, lambda spec: spec.latent.shift or None),
-    "use_quant_conv": Field(True, "latent.project"),
-    "use_post_quant_conv": Field(True, "painter.mix"),
-    "mid_block_add_attention": Field(True, "embedding.attention"),
+    "in_channels": Entry(3, "embedding.channels"),
+    "out_channels": Entry(3, "painter.channels"),
+    "down_block_types": Entry([DOWN], lambda spec: [DOWN] * len(spec.embedding.widths)),
+    "up_block_types": Entry([UP], lambda spec: [UP] * len(spec.painter.widths)),
+    "block_out_channels": Entry([64], "embedding.widths"),
+    "layers_per_block": Entry(1, "embedding.blocks"),
+    "act_fn": Entry("silu", "embedding.activation"),
+    "latent_channels": Entry(4, "latent.width"),
+    "norm_num_groups": Entry(32, "embedding.groups"),
+    "sample_size": Entry(32, side),
+    "scaling_factor": Entry(0.18215, "latent.scale"),
+    "shift_factor": Entry(None, lambda spec: spec.latent.shift or None),
+    "use_quant_conv": Entry(True, "latent.project"),
+    "use_post_quant_conv": Entry(True, "painter.mix"),
+    "mid_block_add_attention": Entry(True, "embedding.attention"),
     "latents_mean": Fixed(None, "latents are scaled by one factor, not per channel"),
     "latents_std": Fixed(None, "latents are scaled by one factor, not per channel"),
     "force_upcast": Ignored(True, "the precision that a pipeline uses"),

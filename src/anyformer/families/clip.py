@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Absent, Field, Ignored
+from anyformer.families.base.fields import Absent, Entry, Ignored
 from anyformer.families.base.template import Config
 from anyformer.families.clip_text_model import TEXT, factor
 from anyformer.families.clip_vision_model import IMAGE
@@ -94,12 +94,12 @@ CLIP = Family(
     fields={
         "text_config": nested_config(TEXT, tower_of("text"), {}),
         "vision_config": nested_config(IMAGE, tower_of("image"), {}),
-        "text_config_dict": Field(None),
-        "vision_config_dict": Field(None),
-        "projection_dim": Field(512, projection_dim),
-        "logit_scale_init_value": Field(2.6592, "head.scale"),
-        "initializer_factor": Field(1.0, lambda spec: factor(spec.text, "head.*")),
-        "problem_type": Field(None, "head.problem"),
+        "text_config_dict": Entry(None),
+        "vision_config_dict": Entry(None),
+        "projection_dim": Entry(512, projection_dim),
+        "logit_scale_init_value": Entry(2.6592, "head.scale"),
+        "initializer_factor": Entry(1.0, lambda spec: factor(spec.text, "head.*")),
+        "problem_type": Entry(None, "head.problem"),
         "tie_last_hidden_states": Ignored(None, "the towers' configs decide"),
     },
     describe=describe,

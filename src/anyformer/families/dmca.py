@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field, activation_at, tied
+from anyformer.families.base.fields import ConfigField, Entry, activation_at, tied
 from anyformer.families.base.template import Config
 from anyformer.parts import (
     Attention, Block, BlockAttention, Causal, CompressedAttention, DecoderModel, LMHead, LayerNorm, MLP, MoE, Model,
@@ -41,21 +41,21 @@ def inner_width(spec: DecoderModel) -> int:
 
 
 FIELDS: dict[str, ConfigField] = {
-    "vocab_size": Field(32000, "embedding.tokens.vocab_size"),
-    "d_model": Field(512, "width"),
-    "layers": Field("LMLML", order),
-    "num_heads": Field(8, "decoder.layers.attention.op.num_heads"),
-    "d_ff": Field(2048, inner_width),
-    "num_experts": Field(0, expert_count),  # in the compressed layers; 0: no experts
-    "block_size": Field(256, "decoder.layers.local.attention.op.size"),
-    "kernel_size": Field(3, "decoder.layers.compressed.attention.op.kernel"),
-    "stride": Field(3, "decoder.layers.compressed.attention.op.stride"),
-    "activation_function": Field("relu", activation_at(f"{FIRST}.feedforward.op.activation")),
-    "dropout": Field(0.1, "embedding.dropout"),
-    "attention_dropout": Field(0.0, f"{FIRST}.attention.op.dropout"),
-    "max_position_embeddings": Field(11000, "embedding.position.length"),
-    "tie_word_embeddings": Field(True, tied(LMHead)),
-    "pad_token_id": Field(None, "embedding.tokens.padding_index"),
+    "vocab_size": Entry(32000, "embedding.tokens.vocab_size"),
+    "d_model": Entry(512, "width"),
+    "layers": Entry("LMLML", order),
+    "num_heads": Entry(8, "decoder.layers.attention.op.num_heads"),
+    "d_ff": Entry(2048, inner_width),
+    "num_experts": Entry(0, expert_count),  # in the compressed layers; 0: no experts
+    "block_size": Entry(256, "decoder.layers.local.attention.op.size"),
+    "kernel_size": Entry(3, "decoder.layers.compressed.attention.op.kernel"),
+    "stride": Entry(3, "decoder.layers.compressed.attention.op.stride"),
+    "activation_function": Entry("relu", activation_at(f"{FIRST}.feedforward.op.activation")),
+    "dropout": Entry(0.1, "embedding.dropout"),
+    "attention_dropout": Entry(0.0, f"{FIRST}.attention.op.dropout"),
+    "max_position_embeddings": Entry(11000, "embedding.position.length"),
+    "tie_word_embeddings": Entry(True, tied(LMHead)),
+    "pad_token_id": Entry(None, "embedding.tokens.padding_index"),
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Field, Ignored, activation_at, tied
+from anyformer.families.base.fields import Entry, Ignored, activation_at, tied
 from anyformer.families.base.template import Config
 from anyformer.families.clip_vision_model import IMAGE
 from anyformer.families.llama import LLAMA
@@ -88,12 +88,12 @@ FAMILIES = (
         fields={
             "text_config": nested_config(LLAMA, text_of),
             "vision_config": nested_config(IMAGE, lambda spec: spec.image.model),
-            "image_token_index": Field(32000, "image.token"),
-            "projector_hidden_act": Field("gelu", activation_at("image.projector.activation")),
-            "vision_feature_select_strategy": Field("default", lambda spec: "default" if spec.image.skip else "full"),
-            "vision_feature_layer": Field(-2, feature_layer),
-            "multimodal_projector_bias": Field(True, "image.projector.bias"),
-            "tie_word_embeddings": Field(False, tied(LMHead)),
+            "image_token_index": Entry(32000, "image.token"),
+            "projector_hidden_act": Entry("gelu", activation_at("image.projector.activation")),
+            "vision_feature_select_strategy": Entry("default", lambda spec: "default" if spec.image.skip else "full"),
+            "vision_feature_layer": Entry(-2, feature_layer),
+            "multimodal_projector_bias": Entry(True, "image.projector.bias"),
+            "tie_word_embeddings": Entry(False, tied(LMHead)),
             "image_seq_length": Ignored(576, "tokens per image; computed from the image size"),
             "ignore_index": Ignored(-100, "a field of old files that nothing reads"),
             "vocab_size": Ignored(None, "a field of old files; text_config decides"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from anyformer.families import llava, whisper
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field, with_defaults
+from anyformer.families.base.fields import ConfigField, Entry, with_defaults
 from anyformer.families.base.template import Config
 from anyformer.parts import EncoderModel, Model, Normal, Tower
 from anyformer.specs.addresses import value_at
@@ -28,14 +28,14 @@ AUDIO_FIELDS: dict[str, Any] = {  # field of audio_config -> address
 
 
 def audio_config(spec: Model) -> dict[str, Any]:
-    return {name: Field(None, path).recover(spec) for name, path in AUDIO_FIELDS.items()}
+    return {name: Entry(None, path).recover(spec) for name, path in AUDIO_FIELDS.items()}
 
 
 FIELDS: dict[str, ConfigField] = {
     **LLAVA.fields,
     **with_defaults(LLAVA.fields, vision_feature_layer=-1),
-    "audio_config": Field(None, audio_config, frozenset(WHISPER.all_fields)),
-    "audio_token_index": Field(32001, "audio.token"),
+    "audio_config": Entry(None, audio_config, frozenset(WHISPER.all_fields)),
+    "audio_token_index": Entry(32001, "audio.token"),
 }
 
 

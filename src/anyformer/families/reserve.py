@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field, activation_at
+from anyformer.families.base.fields import ConfigField, Entry, activation_at
 from anyformer.families.base.template import Config, equal_heads
 from anyformer.parts import (
     Attention, Block, Embedding, EncoderModel, Head, HiddenSpansHead, HiddenSpansModel, LayerNorm, Learned, MLP,
@@ -21,30 +21,30 @@ OP = "encoder.layers.feedforward.op"
 IMAGE, AUDIO = "image.model.embedding", "audio.model.embedding"
 
 FIELDS: dict[str, ConfigField] = {
-    "hidden_size": Field(768, "width"),
-    "num_attention_heads": Field(12, "encoder.layers.attention.op.num_heads"),
-    "intermediate_size": Field(3072, f"{OP}.width"),
-    "hidden_act": Field("gelu", activation_at(f"{OP}.activation")),
-    "layer_norm_eps": Field(1e-6, "encoder.norm.eps"),
-    "num_hidden_layers": Field(12, "encoder.depth"),
-    "num_image_layers": Field(12, "image.model.encoder.depth"),
-    "num_audio_layers": Field(12, "audio.model.encoder.depth"),
-    "num_span_layers": Field(4, "hidden_text.encoder.depth"),
-    "projection_dim": Field(768, "head.width"),
-    "logit_scale_init_value": Field(2.6592, "head.scale"),
-    "vocab_size": Field(32768, "embedding.tokens.vocab_size"),
-    "max_position_embeddings": Field(640, "embedding.position.length"),
-    "max_span_positions": Field(16, "hidden_text.embedding.position.length"),
-    "image_size": Field(224, lambda spec: spec.image.model.embedding.image_size[0]),
-    "patch_size": Field(32, lambda spec: spec.image.model.embedding.patch_size[0]),
-    "num_channels": Field(3, f"{IMAGE}.channels"),
-    "segment_size": Field(1024, f"{AUDIO}.size"),
-    "num_segments": Field(24, f"{AUDIO}.position.length"),
-    "image_token_index": Field(4, "image.token"),
-    "audio_token_index": Field(5, "audio.token"),
-    "text_mask_index": Field(6, "head.text"),
-    "audio_mask_index": Field(7, "head.audio"),
-    "initializer_range": Field(0.02, lambda spec: spec.init["*"].std),
+    "hidden_size": Entry(768, "width"),
+    "num_attention_heads": Entry(12, "encoder.layers.attention.op.num_heads"),
+    "intermediate_size": Entry(3072, f"{OP}.width"),
+    "hidden_act": Entry("gelu", activation_at(f"{OP}.activation")),
+    "layer_norm_eps": Entry(1e-6, "encoder.norm.eps"),
+    "num_hidden_layers": Entry(12, "encoder.depth"),
+    "num_image_layers": Entry(12, "image.model.encoder.depth"),
+    "num_audio_layers": Entry(12, "audio.model.encoder.depth"),
+    "num_span_layers": Entry(4, "hidden_text.encoder.depth"),
+    "projection_dim": Entry(768, "head.width"),
+    "logit_scale_init_value": Entry(2.6592, "head.scale"),
+    "vocab_size": Entry(32768, "embedding.tokens.vocab_size"),
+    "max_position_embeddings": Entry(640, "embedding.position.length"),
+    "max_span_positions": Entry(16, "hidden_text.embedding.position.length"),
+    "image_size": Entry(224, lambda spec: spec.image.model.embedding.image_size[0]),
+    "patch_size": Entry(32, lambda spec: spec.image.model.embedding.patch_size[0]),
+    "num_channels": Entry(3, f"{IMAGE}.channels"),
+    "segment_size": Entry(1024, f"{AUDIO}.size"),
+    "num_segments": Entry(24, f"{AUDIO}.position.length"),
+    "image_token_index": Entry(4, "image.token"),
+    "audio_token_index": Entry(5, "audio.token"),
+    "text_mask_index": Entry(6, "head.text"),
+    "audio_mask_index": Entry(7, "head.audio"),
+    "initializer_range": Entry(0.02, lambda spec: spec.init["*"].std),
 }
 
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Absent, ConfigField, Field, activation_at
+from anyformer.families.base.fields import Absent, ConfigField, Entry, activation_at
 from anyformer.families.base.template import Config
 from anyformer.families.shared.vision import BACKBONE, pair, unpair
 from anyformer.parts import (
@@ -61,16 +61,16 @@ def image_size(spec: Model) -> int | tuple[int, int]:
 
 
 FIELDS: dict[str, ConfigField] = {
-    "num_channels": Field(3, "embedding.channels"),
-    "embedding_size": Field(64, "width"),
-    "hidden_sizes": Field((256, 512, 1024, 2048), widths),
-    "depths": Field((3, 4, 6, 3), depths),
-    "layer_type": Field("bottleneck", layer_type),
-    "hidden_act": Field("relu", activation_at("embedding.layers.0.activation")),
-    "downsample_in_first_stage": Field(False, downsamples_first_stage),
-    "downsample_in_bottleneck": Field(False, strides_first),
-    "image_size": Field(224, image_size),
-    "problem_type": Field(None, "head.problem"),
+    "num_channels": Entry(3, "embedding.channels"),
+    "embedding_size": Entry(64, "width"),
+    "hidden_sizes": Entry((256, 512, 1024, 2048), widths),
+    "depths": Entry((3, 4, 6, 3), depths),
+    "layer_type": Entry("bottleneck", layer_type),
+    "hidden_act": Entry("relu", activation_at("embedding.layers.0.activation")),
+    "downsample_in_first_stage": Entry(False, downsamples_first_stage),
+    "downsample_in_bottleneck": Entry(False, strides_first),
+    "image_size": Entry(224, image_size),
+    "problem_type": Entry(None, "head.problem"),
     **BACKBONE,
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Field, Ignored
+from anyformer.families.base.fields import Entry, Ignored
 from anyformer.families.base.template import Config
 from anyformer.families.clip import tower_of
 from anyformer.families.clip_text_model import factor
@@ -68,8 +68,8 @@ SIGLIP = Family(
     fields={
         "text_config": nested_config(TEXT, tower_of("text"), {}),
         "vision_config": nested_config(IMAGE, tower_of("image"), {}),
-        "initializer_factor": Field(1.0, lambda spec: factor(spec, "head.out.weight")),
-        "problem_type": Field(None, "head.problem"),
+        "initializer_factor": Entry(1.0, lambda spec: factor(spec, "head.out.weight")),
+        "problem_type": Entry(None, "head.problem"),
         "tie_last_hidden_states": Ignored(None, "the towers' configs decide"),
     },
     describe=describe,

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field, activation_at
+from anyformer.families.base.fields import ConfigField, Entry, activation_at
 from anyformer.families.base.template import Config, equal_heads
 from anyformer.parts import (
     Attention, Block, Embedding, EncoderModel, LayerNorm, Learned, MLP, MeanTokens, Model, Normal, Pool, ProjectionHead,
@@ -21,27 +21,27 @@ STACK = "text.encoder"
 VIDEO, AUDIO = "video.embedding", "audio.embedding"
 
 FIELDS: dict[str, ConfigField] = {
-    "hidden_size": Field(768, "text.width"),
-    "num_hidden_layers": Field(12, f"{STACK}.depth"),
-    "num_attention_heads": Field(12, f"{STACK}.layers.attention.op.num_heads"),
-    "intermediate_size": Field(3072, f"{STACK}.layers.feedforward.op.width"),
-    "hidden_act": Field("gelu", activation_at(f"{STACK}.layers.feedforward.op.activation")),
-    "layer_norm_eps": Field(1e-6, f"{STACK}.norm.eps"),
-    "audio_space": Field(512, "width"),
-    "text_space": Field(256, "head.width"),
-    "temperature": Field(0.07, "head.temperature"),
-    "text_weight": Field(1.0, "head.weight"),
-    "vocab_size": Field(65536, "text.embedding.tokens.vocab_size"),
-    "max_position_embeddings": Field(16, "text.embedding.position.length"),
-    "num_frames": Field(32, f"{VIDEO}.frames"),
-    "frame_step": Field(4, f"{VIDEO}.frame_step"),
-    "image_size": Field(224, lambda spec: spec.video.embedding.image_size[0]),
-    "patch_size": Field(16, lambda spec: spec.video.embedding.patch_size[0]),
-    "num_channels": Field(3, f"{VIDEO}.channels"),
-    "segment_size": Field(128, f"{AUDIO}.size"),
-    "num_segments": Field(1200, f"{AUDIO}.position.length"),
-    "token_drop": Field(0.5, f"{AUDIO}.token_drop"),
-    "initializer_range": Field(0.02, lambda spec: spec.text.init["*"].std),
+    "hidden_size": Entry(768, "text.width"),
+    "num_hidden_layers": Entry(12, f"{STACK}.depth"),
+    "num_attention_heads": Entry(12, f"{STACK}.layers.attention.op.num_heads"),
+    "intermediate_size": Entry(3072, f"{STACK}.layers.feedforward.op.width"),
+    "hidden_act": Entry("gelu", activation_at(f"{STACK}.layers.feedforward.op.activation")),
+    "layer_norm_eps": Entry(1e-6, f"{STACK}.norm.eps"),
+    "audio_space": Entry(512, "width"),
+    "text_space": Entry(256, "head.width"),
+    "temperature": Entry(0.07, "head.temperature"),
+    "text_weight": Entry(1.0, "head.weight"),
+    "vocab_size": Entry(65536, "text.embedding.tokens.vocab_size"),
+    "max_position_embeddings": Entry(16, "text.embedding.position.length"),
+    "num_frames": Entry(32, f"{VIDEO}.frames"),
+    "frame_step": Entry(4, f"{VIDEO}.frame_step"),
+    "image_size": Entry(224, lambda spec: spec.video.embedding.image_size[0]),
+    "patch_size": Entry(16, lambda spec: spec.video.embedding.patch_size[0]),
+    "num_channels": Entry(3, f"{VIDEO}.channels"),
+    "segment_size": Entry(128, f"{AUDIO}.size"),
+    "num_segments": Entry(1200, f"{AUDIO}.position.length"),
+    "token_drop": Entry(0.5, f"{AUDIO}.token_drop"),
+    "initializer_range": Entry(0.02, lambda spec: spec.text.init["*"].std),
 }
 
 

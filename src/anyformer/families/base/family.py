@@ -19,7 +19,7 @@ from anyformer.families.base.fields import (
     GENERATION,
     Absent,
     ConfigField,
-    Field,
+    Entry,
     Fixed,
     Removed,
     UnknownFieldWarning,
@@ -205,7 +205,7 @@ class Family:
     def _unknown_fields(self, name: str, value: Any) -> list[str]:
         """Return the names in a field that the published class does not know: the field itself or keys inside it."""
         field = self.all_fields.get(self.aliases.get(name, name))
-        if isinstance(field, Field) and field.within and isinstance(value, Mapping):
+        if isinstance(field, Entry) and field.within and isinstance(value, Mapping):
             return [f"{name}.{inner}" for inner in value if inner not in field.within]
         unknown = field is None or (isinstance(field, Removed) and not field.takes(value))
         return [name] if unknown and name not in GENERATION else []
@@ -230,7 +230,7 @@ class Family:
                 field.default, (float, dict)
             ):  # null means the default: nothing else could run
                 continue
-            if isinstance(field, Field) and (reason := explain_misfit(name, value, field)):
+            if isinstance(field, Entry) and (reason := explain_misfit(name, value, field)):
                 raise ValueError(f"{self.name} config: {name}={quote(value)} is {reason}")
             check_count(name, value)
             setattr(values, name, False if value is None and isinstance(field.default, bool) else value)
@@ -255,7 +255,7 @@ class Family:
     def _name_bad_field(self, values: Config, config: Mapping[str, Any]) -> str:
         """Return a message that names the field whose value cannot be described (0 heads): with its default, it can.
         Fields whose type differs from their default's are tried first, then empty and zero values."""
-        fields = {n: field for n, field in self.all_fields.items() if n in config and isinstance(field, Field)}
+        fields = {n: field for n, field in self.all_fields.items() if n in config and isinstance(field, Entry)}
         for name in sorted(fields, key=lambda n: (isinstance(config[n], type(fields[n].default)), bool(config[n]))):
             default = {name: fields[name].default}
             unaliased = SimpleNamespace(**{**vars(values.unaliased), **default})
@@ -295,7 +295,7 @@ class Family:
             **{name: None for name, field in self.all_fields.items() if outside_vocabulary(name, field, size)},
             **kept,
         }
-        inert = {n: v for n, v in kept.items() if not isinstance(self.all_fields.get(n), Field)}
+        inert = {n: v for n, v in kept.items() if not isinstance(self.all_fields.get(n), Entry)}
         mismatches, trained = [], None
         for config in ({**recovered, **kept}, {**kept, **recovered}, {**recovered, **inert}):
             named = {"architectures": [spec.architecture], "model_type": self.name}
@@ -318,7 +318,7 @@ class Family:
         """Return the config fields of a description, without fields that have no effect."""
         config = {}
         for name, field in self.fields.items():
-            if isinstance(field, Field):
+            if isinstance(field, Entry):
                 with contextlib.suppress(Absent):
                     config[name] = tag_floats(field.recover(spec))
         return config
