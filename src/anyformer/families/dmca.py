@@ -8,6 +8,8 @@ AdditiveAttention are the parts of seq2seq with attention."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.template import Class, Config, Entry, Weights, activation, tied
 from anyformer.parts import (
@@ -52,7 +54,7 @@ def order(spec: DecoderModel) -> str:
     return "".join(LETTERS[stack.pattern[i % len(stack.pattern)]] for i in range(stack.depth))
 
 
-def without_full(spec: Model, layers: str, c: Config) -> Model:
+def without_full(spec: Any, layers: str, c: Config) -> Any:
     kinds = {name: block for name, block in spec.decoder.layers.items() if name != "full" or "F" in layers}
     return edit(spec, {"decoder.layers": kinds})
 
