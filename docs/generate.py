@@ -148,7 +148,7 @@ def family_page(family: Any, sizes: list[dict[str, Any]], drawn: bool) -> str:
     for name, field in family.all_fields.items():
         if name in family.fields:  # all families have the other fields
             if isinstance(field, Entry):
-                addresses = getattr(field, "addresses", ()) or ((field.path,) if isinstance(field.path, str) else ())
+                addresses = field.addresses or ((field.path,) if isinstance(field.path, str) else ())
                 place = ", ".join(f"`{address}`" for address in addresses) or "computed from the description"
             else:
                 place = f"fixed: {field.why}" if isinstance(field, Fixed) else field.why

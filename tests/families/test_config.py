@@ -15,6 +15,7 @@ from catalogue import cases, every_case, spec_of
 
 import anyformer as af
 from anyformer import families
+from anyformer.families.base.family import Family
 from anyformer.families.base.fields import (
     COMMON,
     GENERATION,
@@ -209,6 +210,17 @@ def test_an_export_that_cannot_be_says_the_real_reason(name: str, changes: dict[
     with pytest.raises(ValueError, match=reason) as caught:
         families.find(af.spec(name).family).write(af.override(af.spec(name), changes))
     assert "format='anyformer'" in str(caught.value)
+
+
+def test_an_export_recovers_the_config_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check of an export describes the recovered config; it does not recover the config from that again."""
+    recovered, recover = [], Family.recover
+    monkeypatch.setattr(Family, "recover", lambda family, spec: recovered.append(spec) or recover(family, spec))
+    spec = families.find("gpt2").read({"n_layer": 2})
+    assert recovered.count(spec.replace(source={})) == 1
+    recovered.clear()
+    assert families.find("gpt2").write(spec)["n_layer"] == 2
+    assert recovered == [spec]
 
 
 def test_special_tokens_outside_the_vocabulary_are_none(tmp_path: Path) -> None:

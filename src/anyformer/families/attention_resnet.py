@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Entry
-from anyformer.families.base.template import Config
+from anyformer.families.base.template import Class, Config, Entry
 from anyformer.families.resnet import depths, image_size, widths
 from anyformer.families.shared.vision import pair
 from anyformer.parts import (
@@ -40,7 +39,7 @@ def kind(spec: Model) -> str:
     return next(name for name, each in KINDS.items() if isinstance(mixers(spec)[0], each))
 
 
-FIELDS: dict[str, ConfigField] = {
+CONFIG: dict[str, Any] = {
     "num_channels": Entry(3, "embedding.channels"),
     "embedding_size": Entry(64, "width"),
     "hidden_sizes": Entry((256, 512, 1024, 2048), lambda spec: widths(spec)[-len(mixers(spec)) :]),
@@ -53,7 +52,6 @@ FIELDS: dict[str, ConfigField] = {
     "block": Entry(1, lambda spec: getattr(mixers(spec)[0], "block", 1)),  # block side, for halo
     "halo": Entry(3, lambda spec: getattr(mixers(spec)[0], "halo", 3)),
     "image_size": Entry(224, image_size),
-    "problem_type": Entry(None, "head.problem"),
 }  # fmt: skip
 
 
@@ -142,10 +140,10 @@ FAMILIES = (
     Family(
         name="attention_resnet",
         about="ResNets with local attention instead of convolutions (LR-Net, SASA, HaloNet)",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=(),
+        template=describe,
+        config=CONFIG,
+        weights=rules,
+        classes={"": Class()},
         pictures="ConvNext",
         sizes={
             "lr-net-26": lr_net(14.7e6, 2, 2, 2, 2),

@@ -5,10 +5,10 @@ block settings are lists with one entry per block."""
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Entry
-from anyformer.families.base.template import Config
+from anyformer.families.base.template import Class, Config, Entry
 from anyformer.families.shared import mvit
 from anyformer.parts import (
     FirstToken, GridVectors, LayerNorm, MLP, Model, Pool, PooledAttention, PrefixTokens, SeparableLearned,
@@ -67,7 +67,8 @@ def describe(c: Config) -> Model:
     )
 
 
-FIELDS: dict[str, ConfigField] = {
+CONFIG: dict[str, Any] = {
+    "problem_type": None,
     "spatial_size": Entry((224, 224), "embedding.image_size"),
     "temporal_size": Entry(16, "embedding.frames"),
     "num_heads": Entry((1,), mvit.per_block(lambda attention, mlp: attention.num_heads)),
@@ -137,10 +138,10 @@ FAMILIES = (
     Family(
         name="mvit",
         about="video encoders with pooling attention",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=("MViT",),
+        template=describe,
+        config=CONFIG,
+        weights=rules,
+        classes={"MViT": Class()},
         aliases={"num_classes": "num_labels"},
         library="torchvision",
         sizes={

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Absent, ConfigField, Entry, Fixed, Ignored
-from anyformer.families.base.template import Config
+from anyformer.families.base.fields import Absent, Fixed, Ignored
+from anyformer.families.base.template import Class, Config, Entry
 from anyformer.families.shared import mvit
 from anyformer.parts import (
     FirstToken, GridPool, GridVectors, LayerNorm, Learned, MLP, MeanColumns, MeanTokens, Model, PatchEmbedding, Pool,
@@ -128,7 +128,8 @@ def stride(pool: GridPool | None) -> Sides:
 
 UNREAD = "not read by the published class"
 
-FIELDS: dict[str, ConfigField] = {
+CONFIG: dict[str, Any] = {
+    "problem_type": None,
     "img_size": Entry((224, 224), "embedding.image_size"),
     "in_chans": Entry(3, "embedding.channels"),
     "num_labels": Entry(1000, "head.num_labels"),
@@ -196,10 +197,10 @@ FAMILIES = (
     Family(
         name="mvitv2",
         about="image encoders with pooling attention",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=("MultiScaleVit",),
+        template=describe,
+        config=CONFIG,
+        weights=rules,
+        classes={"MultiScaleVit": Class()},
         aliases={"num_classes": "num_labels"},
         library="timm",
         sizes={

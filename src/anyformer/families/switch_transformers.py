@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Entry, Ignored, Removed, activation_at
-from anyformer.families.base.template import Config, parameter, rules_of
+from anyformer.families.base.fields import Ignored, Removed
+from anyformer.families.base.template import Class, Config, Entry, activation, parameter, rules_of
 from anyformer.families.shared import t5
 from anyformer.families.shared.heads import causal, read_mask
 from anyformer.parts import (
@@ -22,7 +22,7 @@ from anyformer.weights.rules import Stack as StackRule
 DENSE, SPARSE = "encoder.layers.dense", "encoder.layers.sparse.feedforward.op"
 TOKENS = "embedding.tokens.weight"
 
-FIELDS: dict[str, ConfigField] = {
+CONFIG: dict[str, Any] = {
     "vocab_size": Entry(32128, "embedding.tokens.vocab_size"),
     "d_model": Entry(768, "width"),
     "d_kv": Entry(64, f"{DENSE}.attention.op.head_width"),
@@ -46,12 +46,13 @@ FIELDS: dict[str, ConfigField] = {
     "dropout_rate": Entry(0.1, "encoder.dropout"),
     "layer_norm_epsilon": Entry(1e-6, "encoder.norm.eps"),
     "initializer_factor": Entry(1.0, lambda spec: spec.init["*norm.weight"].value),
-    "dense_act_fn": Entry("relu", activation_at(f"{DENSE}.feedforward.op.activation")),
+    "dense_act_fn": activation(f"{DENSE}.feedforward.op.activation", default="relu"),
     "tie_word_embeddings": Entry(True, lambda spec: not isinstance(spec.embedding.tokens, SpareTableTokens)),
     "pad_token_id": Entry(0, "padding_token"),
     "decoder_start_token_id": Entry(None, "start_token"),
     "add_cross_attention": Ignored(False, "published code never reads it"),
     "is_causal": causal("decoder.layers.dense.attention.op.mask"),
+    "problem_type": None,
     "is_decoder": Entry(False),  # read by encoder classes; other classes set it per stack
     "is_encoder_decoder": Entry(True),
     "eos_token_id": Ignored(1, "used by generation"),
@@ -76,8 +77,8 @@ def step_of(stack: Stack) -> int:
 
 
 def describe(c: Config) -> Model:
-    activation = activation_named(c.dense_act_fn)
-    mlp = MLP(width=c.d_ff, activation=activation, bias=False, dropout=c.dropout_rate)
+    act = activation_named(c.dense_act_fn)
+    mlp = MLP(width=c.d_ff, activation=act, bias=False, dropout=c.dropout_rate)
     router = Switch(
         capacity=c.expert_capacity, bias=c.router_bias, jitter=float(c.router_jitter_noise), dtype=c.router_dtype
     )
@@ -187,14 +188,14 @@ FAMILIES = (
         name="switch_transformers",
         about="encoder-decoders with experts, one expert per token",
         tokenizer="T5Tokenizer",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=(
-            "SwitchTransformersForConditionalGeneration",
-            "SwitchTransformersModel",
-            "SwitchTransformersEncoderModel",
-        ),
+        template=describe,
+        config=CONFIG,
+        weights=rules,
+        classes={
+            "SwitchTransformersForConditionalGeneration": Class(),
+            "SwitchTransformersModel": Class(),
+            "SwitchTransformersEncoderModel": Class(),
+        },
         aliases={"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
         sizes={
             "switch-base-8": size(8),

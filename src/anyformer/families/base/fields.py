@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from anyformer.parts import Model
-from anyformer.parts.activation import ACTIVATION_NAMES, published_name
+from anyformer.parts.activation import ACTIVATION_NAMES
 from anyformer.parts.head.losses import Problem
 from anyformer.specs.addresses import Path, find, value_at
 from anyformer.specs.frozen import LEAVES, only_leaves
@@ -69,27 +69,6 @@ class Entry:
             with contextlib.suppress(AttributeError, KeyError):  # no config has this value
                 return thaw(value if self.write is None else self.write(value))
         raise Absent
-
-
-def with_defaults(fields: Mapping[str, ConfigField], **defaults: Any) -> dict[str, ConfigField]:
-    """Return these fields of another family with different published defaults."""
-    return {name: dataclasses.replace(fields[name], default=default) for name, default in defaults.items()}
-
-
-def activation_at(path: str) -> Callable[[Model], str]:
-    """Return a path function that reads an activation under its published name."""
-    return lambda spec: published_name(value_at(spec, path))
-
-
-def tied(*heads: type) -> Callable[[Model], bool]:
-    """Return a path function: whether a head of these types shares the embedding's weights."""
-
-    def read(spec: Model) -> bool:
-        if not isinstance(spec.head, heads):
-            raise Absent
-        return any(name.startswith("head.") for name, _ in spec.ties)
-
-    return read
 
 
 @dataclasses.dataclass(frozen=True)

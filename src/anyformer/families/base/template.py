@@ -108,12 +108,18 @@ def tied(default: bool, **outputs: str) -> Entry:
         address = outputs.get(type(spec.head).__name__)
         return spec.replace(ties=(*spec.ties, (address, "embedding.tokens.weight"))) if address and value else spec
 
+    return Entry(default, head_is_tied(*outputs), build=build)
+
+
+def head_is_tied(*heads: str) -> Callable[[Model], bool]:
+    """Return a path function: whether a head of these types shares the embedding's weights."""
+
     def recover(spec: Model) -> bool:
-        if type(spec.head).__name__ not in outputs:
+        if type(spec.head).__name__ not in heads:
             raise Absent
         return any(name.startswith("head.") for name, _ in spec.ties)
 
-    return Entry(default, recover, build=build)
+    return recover
 
 
 def read_only(default: Any = None, **more: Any) -> Entry:
