@@ -4,9 +4,11 @@ different format, so models are saved only in our own format. Frames are never m
 
 from __future__ import annotations
 
+import math
+
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.template import Class, Weights, activation, equal_heads
-from anyformer.families.shared.vision import patches, square
+from anyformer.families.base.template import Class, Config, Weights, activation, equal_heads
+from anyformer.families.shared.vision import square
 from anyformer.parts import (
     Attention, Block, Embedding, EncoderModel, Head, HiddenSpansHead, HiddenSpansModel, LayerNorm, Learned, MLP,
     MeanTokens, Model, Normal, PatchEmbedding, Pool, ProjectionHead, SegmentEmbedding, Stack, Sublayer, TextEmbedding,
@@ -46,6 +48,11 @@ TEMPLATE = HiddenSpansModel(
     init=INIT,
     ties=(("hidden_text.embedding.tokens.weight", "embedding.tokens.weight"),),
 )
+
+
+def patches(c: Config) -> int:
+    size, patch = (c.image_size, c.image_size), (c.patch_size, c.patch_size)
+    return math.prod(PatchEmbedding(image_size=size, patch_size=patch).grid)
 
 
 def weights(spec: Model) -> Weights:
