@@ -134,7 +134,7 @@ def families() -> Iterator[tuple[str, str]]:
 
 
 def family_page(family: Any, sizes: list[dict[str, Any]], drawn: bool) -> str:
-    from anyformer.families.base.fields import Field, Fixed
+    from anyformer.families.base.fields import Entry, Fixed
 
     spec: Any = family.read_size(sizes[0]["name"]) if sizes else family.read({})
     names = [name for name in sys.modules if name.startswith("anyformer.families.")]
@@ -152,8 +152,8 @@ def family_page(family: Any, sizes: list[dict[str, Any]], drawn: bool) -> str:
     fields = []
     for name, field in family.all_fields.items():
         if name in family.fields:  # all families have the other fields
-            if isinstance(field, Field):
-                addresses = getattr(field, "addresses", ()) or ((field.path,) if isinstance(field.path, str) else ())
+            if isinstance(field, Entry):
+                addresses = field.addresses or ((field.path,) if isinstance(field.path, str) else ())
                 place = ", ".join(f"`{address}`" for address in addresses) or "computed from the description"
             else:
                 place = f"fixed: {field.why}" if isinstance(field, Fixed) else field.why

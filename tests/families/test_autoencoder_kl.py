@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import anyformer as af
 from anyformer import families
-from anyformer.families.base.fields import Field
+from anyformer.families.base.fields import Entry
 from anyformer.generation.diffusion import denoise
 from anyformer.models import Call
 
@@ -59,7 +59,7 @@ def test_every_config_field_is_accounted_for() -> None:
         changed = FAMILY.read({**CASES[0].config, name: value})
         assert changed.replace(source={}) != plain and FAMILY.write(changed)[name] == value, name
     kinds = {"in_channels", "out_channels", "down_block_types", "up_block_types"}  # the others must match each other
-    assert {name for name, field in FAMILY.fields.items() if isinstance(field, Field)} == {*other} | kinds
+    assert {name for name, field in FAMILY.fields.items() if isinstance(field, Entry)} == {*other} | kinds
     for wrong, told in (
         ({"act_fn": "sylu"}, "did you mean 'silu'"), ({"latents_mean": [0.0]}, "latents_mean"),
         ({"down_block_types": ["AttnDownBlock2D"] * 3}, "down_block_types.*DownEncoderBlock2D"),

@@ -15,10 +15,11 @@ from catalogue import cases, every_case, spec_of
 
 import anyformer as af
 from anyformer import families
+from anyformer.families.base.family import Family
 from anyformer.families.base.fields import (
     COMMON,
     GENERATION,
-    Field,
+    Entry,
     Fixed,
     Ignored,
     Removed,
@@ -75,7 +76,7 @@ def test_every_config_field_is_accounted_for(family: Any) -> None:
         field = family.all_fields.get(family.aliases.get(name, name))
         if field is None or isinstance(field, Removed):
             silent.append(f"{name} (unknown)")
-        elif isinstance(field, Field) and not any(changes(family, case, name) for case in mine):
+        elif isinstance(field, Entry) and not any(changes(family, case, name) for case in mine):
             silent.append(name)
     assert not silent, f"{family.name}: these config fields change nothing and are not declared inert: {silent}"
 
@@ -137,7 +138,7 @@ def test_flags_of_every_config_have_the_published_defaults() -> None:
 def test_inert_fields_say_why() -> None:
     for family in families.catalogue().values():
         for name, field in {**COMMON, **family.fields}.items():
-            assert isinstance(field, Field) or field.why, f"{family.name}.{name}"
+            assert isinstance(field, Entry) or field.why, f"{family.name}.{name}"
 
 
 @pytest.mark.parametrize("family", published_families(), ids=lambda family: family.name)
@@ -211,6 +212,17 @@ def test_an_export_that_cannot_be_says_the_real_reason(name: str, changes: dict[
     assert "format='anyformer'" in str(caught.value)
 
 
+def test_an_export_recovers_the_config_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check of an export describes the recovered config; it does not recover the config from that again."""
+    recovered, recover = [], Family.recover
+    monkeypatch.setattr(Family, "recover", lambda family, spec: recovered.append(spec) or recover(family, spec))
+    spec = families.find("gpt2").read({"n_layer": 2})
+    assert recovered.count(spec.replace(source={})) == 1
+    recovered.clear()
+    assert families.find("gpt2").write(spec)["n_layer"] == 2
+    assert recovered == [spec]
+
+
 def test_special_tokens_outside_the_vocabulary_are_none(tmp_path: Path) -> None:
     """The published class would insert its defaults, and warn."""
     transformers = pytest.importorskip("transformers")
@@ -228,7 +240,7 @@ def test_special_tokens_outside_the_vocabulary_are_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", families.catalogue().values(), ids=lambda family: family.name)
 def test_a_word_that_no_class_knows_is_refused_also_where_nothing_reads_it(family: Any) -> None:
     """A ViT that classifies has no pooler, but its pooler_act must be valid too."""
-    fields = {name: field for name, field in family.fields.items() if isinstance(field, Field)}
+    fields = {name: field for name, field in family.fields.items() if isinstance(field, Entry)}
     named = [name for name, field in fields.items() if allowed_words(name, field)]
     for name, architecture in itertools.product(named, family.architectures or (None,)):
         with pytest.raises(ValueError, match=rf"^{family.name} config: .*(is not valid|is not supported|unknown)"):

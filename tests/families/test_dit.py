@@ -14,7 +14,7 @@ from diffusing import diffusers, round_trips
 
 import anyformer as af
 from anyformer import families
-from anyformer.families.base.fields import Field, Fixed, UnknownFieldWarning
+from anyformer.families.base.fields import Entry, Fixed, UnknownFieldWarning
 from anyformer.parts.diffusion import NoiseSchedule
 
 FAMILY = families.find("dit")
@@ -38,7 +38,7 @@ def test_every_config_field_is_accounted_for() -> None:
     other |= {"sample_size": 24, "num_layers": 3, "in_channels": 4, "num_attention_heads": 2, "attention_head_dim": 4}
     plain = FAMILY.read(CASES[0].config).replace(source={})
     for name in fields:
-        if isinstance(FAMILY.fields[name], Field):
+        if isinstance(FAMILY.fields[name], Entry):
             changed = FAMILY.read({**CASES[0].config, name: other[name]})
             assert changed.replace(source={}) != plain, name
             assert FAMILY.write(changed)[name] == other[name]

@@ -41,7 +41,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
-from anyformer.families.base.fields import Field, UnknownFieldWarning
+from anyformer.families.base.fields import Entry, UnknownFieldWarning
 from anyformer.specs.codec import from_json, to_json
 
 
@@ -259,7 +259,7 @@ def test_l7_a_wrong_value_is_refused(case: Case) -> None:
         families.find(case.model_type + "x")
     usual = ("gelu", "gelu_new", "silu")
     unread = () if case.architecture.endswith("ForMultipleChoice") else ("summary_activation",)  # ELECTRA's others
-    for name in (n for n, f in family.fields.items() if isinstance(f, Field) and f.default in usual):
+    for name in (n for n, f in family.fields.items() if isinstance(f, Entry) and f.default in usual):
         if name in unread:
             continue
         with pytest.raises(ValueError, match=r"did you mean 'gelu'"):

@@ -12,7 +12,7 @@ import torch
 
 from anyformer import families
 from anyformer.counting import count
-from anyformer.families.base.fields import Field, UnknownFieldWarning, tag_floats
+from anyformer.families.base.fields import Entry, UnknownFieldWarning, tag_floats
 
 transformers = pytest.importorskip("transformers")
 
@@ -50,7 +50,7 @@ def over_published(chosen: list[dict[str, Any]], every: bool = True) -> Any:
 def said(config: dict[str, Any]) -> set[Any]:
     """Return the class and every field of it that is read: its value, or for a size whether it is set."""
     fields = families.find(config["model_type"]).fields
-    known = {name: value for name, value in config.items() if isinstance(fields.get(name), Field)}
+    known = {name: value for name, value in config.items() if isinstance(fields.get(name), Entry)}
     values = {name: value > 0 if type(value) in (int, float) else str(value) for name, value in known.items()}
     return {(config["model_type"], *item) for item in (("class", str(config.get("architectures"))), *values.items())}
 

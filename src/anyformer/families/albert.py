@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Field, Ignored, Removed
+from anyformer.families.base.fields import Ignored, Removed
 from anyformer.families.base.template import Class, Config, Entry, read_only, rules_of, tied
 from anyformer.families.shared import bert_like
 from anyformer.families.shared.bert_like import NORM
@@ -108,8 +108,8 @@ ALBERT = Family(
             path=lambda spec: spec.embedding.tokens.width or spec.width,
             addresses=("embedding.tokens.width", "**.transform.width"),
         ),
-        "num_hidden_layers": Field(12, lambda spec: len(spec.encoder.steps) // group_size(spec)),
-        "num_hidden_groups": Field(1, lambda spec: spec.encoder.depth // group_size(spec)),
+        "num_hidden_layers": Entry(12, lambda spec: len(spec.encoder.steps) // group_size(spec)),
+        "num_hidden_groups": Entry(1, lambda spec: spec.encoder.depth // group_size(spec)),
         "inner_group_num": Entry(1, group_size, build=share_layers),
         "hidden_dropout_prob": ("embedding.dropout", "*.layers.attention.dropout"),  # not after the feed-forward
         "classifier_dropout_prob": read_only(

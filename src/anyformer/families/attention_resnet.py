@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field
-from anyformer.families.base.template import Config
+from anyformer.families.base.template import Class, Config, Entry
 from anyformer.families.resnet import depths, image_size, widths
 from anyformer.families.shared.vision import pair
 from anyformer.parts import (
@@ -40,20 +39,19 @@ def kind(spec: Model) -> str:
     return next(name for name, each in KINDS.items() if isinstance(mixers(spec)[0], each))
 
 
-FIELDS: dict[str, ConfigField] = {
-    "num_channels": Field(3, "embedding.channels"),
-    "embedding_size": Field(64, "width"),
-    "hidden_sizes": Field((256, 512, 1024, 2048), lambda spec: widths(spec)[-len(mixers(spec)) :]),
-    "bottleneck_sizes": Field((64, 128, 256, 512), lambda spec: tuple(
+CONFIG: dict[str, Any] = {
+    "num_channels": Entry(3, "embedding.channels"),
+    "embedding_size": Entry(64, "width"),
+    "hidden_sizes": Entry((256, 512, 1024, 2048), lambda spec: widths(spec)[-len(mixers(spec)) :]),
+    "bottleneck_sizes": Entry((64, 128, 256, 512), lambda spec: tuple(
         layers[0].width for layers in bottlenecks(spec) if len(layers) == 3)),
-    "depths": Field((3, 4, 6, 3), lambda spec: depths(spec)[-len(mixers(spec)) :]),
-    "mixer": Field("halo", kind),
-    "num_heads": Field((8, 8, 8, 8), lambda spec: tuple(op.num_heads for op in mixers(spec))),
-    "neighbourhood": Field(7, lambda spec: getattr(mixers(spec)[0], "size", 7)),  # window side, for local_relation
-    "block": Field(1, lambda spec: getattr(mixers(spec)[0], "block", 1)),  # block side, for halo
-    "halo": Field(3, lambda spec: getattr(mixers(spec)[0], "halo", 3)),
-    "image_size": Field(224, image_size),
-    "problem_type": Field(None, "head.problem"),
+    "depths": Entry((3, 4, 6, 3), lambda spec: depths(spec)[-len(mixers(spec)) :]),
+    "mixer": Entry("halo", kind),
+    "num_heads": Entry((8, 8, 8, 8), lambda spec: tuple(op.num_heads for op in mixers(spec))),
+    "neighbourhood": Entry(7, lambda spec: getattr(mixers(spec)[0], "size", 7)),  # window side, for local_relation
+    "block": Entry(1, lambda spec: getattr(mixers(spec)[0], "block", 1)),  # block side, for halo
+    "halo": Entry(3, lambda spec: getattr(mixers(spec)[0], "halo", 3)),
+    "image_size": Entry(224, image_size),
 }  # fmt: skip
 
 
@@ -142,10 +140,10 @@ FAMILIES = (
     Family(
         name="attention_resnet",
         about="ResNets with local attention instead of convolutions (LR-Net, SASA, HaloNet)",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=(),
+        template=describe,
+        config=CONFIG,
+        weights=rules,
+        classes={"": Class()},
         pictures="ConvNext",
         sizes={
             "lr-net-26": lr_net(14.7e6, 2, 2, 2, 2),

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Absent, Field, Ignored
-from anyformer.families.base.template import Config
+from anyformer.families.base.fields import Absent, Ignored
+from anyformer.families.base.template import Class, Config, Entry
 from anyformer.families.clip_text_model import TEXT, factor
 from anyformer.families.clip_vision_model import IMAGE
 from anyformer.families.shared.nested import nested_config, nested_rules, read_nested
@@ -91,24 +91,23 @@ CLIP = Family(
     name="clip",
     about="a text and an image encoder whose vectors are compared",
     tokenizer="CLIPTokenizer",
-    fields={
+    template=describe,
+    config={
         "text_config": nested_config(TEXT, tower_of("text"), {}),
         "vision_config": nested_config(IMAGE, tower_of("image"), {}),
-        "text_config_dict": Field(None),
-        "vision_config_dict": Field(None),
-        "projection_dim": Field(512, projection_dim),
-        "logit_scale_init_value": Field(2.6592, "head.scale"),
-        "initializer_factor": Field(1.0, lambda spec: factor(spec.text, "head.*")),
-        "problem_type": Field(None, "head.problem"),
+        "text_config_dict": Entry(None),
+        "vision_config_dict": Entry(None),
+        "projection_dim": Entry(512, projection_dim),
+        "logit_scale_init_value": Entry(2.6592, "head.scale"),
+        "initializer_factor": Entry(1.0, lambda spec: factor(spec.text, "head.*")),
         "tie_last_hidden_states": Ignored(None, "the towers' configs decide"),
     },
-    describe=describe,
-    rules=rules,
-    architectures=("CLIPModel", "CLIPForImageClassification", *TEXT.architectures, *IMAGE.architectures),
-    base=("CLIPModel",),
-    prefixes={
-        **dict.fromkeys(TEXT.architectures, "text_model."),
-        **dict.fromkeys((*IMAGE.architectures, "CLIPForImageClassification"), "vision_model."),
+    weights=rules,
+    classes={
+        "CLIPModel": Class(prefix=""),
+        "CLIPForImageClassification": Class(prefix="vision_model."),
+        **dict.fromkeys(TEXT.architectures, Class(prefix="text_model.")),
+        **dict.fromkeys(IMAGE.architectures, Class(prefix="vision_model.")),
     },
     dropped=tuple(f"{tower}embeddings.position_ids" for tower in ("text_model.", "vision_model.", "~")),
     pictures="CLIP",

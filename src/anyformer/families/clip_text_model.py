@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from anyformer.families.base.family import Family
-from anyformer.families.base.fields import Field, Ignored
+from anyformer.families.base.fields import Entry, Ignored
 from anyformer.families.base.template import Class, activation, entry, equal_heads
 from anyformer.families.shared.vision import SHOWS
 from anyformer.parts import (
@@ -76,7 +76,7 @@ CONFIG: dict[str, Any] = {
     "hidden_act": activation(f"{INNER}.activation"),
     "layer_norm_eps": ("encoder.layers.*.pre_norm.eps", "encoder.norm.eps"),
     "attention_dropout": f"{ATTENTION}.dropout",
-    "initializer_factor": Field(1.0, factor),
+    "initializer_factor": Entry(1.0, factor),
     "vocab_size": "embedding.tokens.vocab_size",
     "max_position_embeddings": "embedding.position.length",
     "eos_token_id": entry(

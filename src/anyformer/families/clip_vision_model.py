@@ -3,7 +3,7 @@ with the vectors of texts."""
 
 from __future__ import annotations
 
-from anyformer.families.base.fields import Absent, Field
+from anyformer.families.base.fields import Absent, Entry
 from anyformer.families.base.template import Class, Config, parameter
 from anyformer.families.clip_text_model import NORM, TEXT, factor, init, short, std
 from anyformer.families.shared.vision import square
@@ -61,7 +61,7 @@ IMAGE = TEXT.but(
         "image_size": square("embedding.image_size"),
         "patch_size": square("embedding.patch_size"),
         "layer_norm_eps": ("encoder.layers.*.pre_norm.eps", "embedding.out_norm.eps", "head.pool.norm.eps"),
-        "initializer_range": Field(0.02, initializer_range),
+        "initializer_range": Entry(0.02, initializer_range),
         **dict.fromkeys(("vocab_size", "max_position_embeddings", "eos_token_id", "bos_token_id", "pad_token_id")),
     },
     computed={"embedding.position.length": lambda c: (c.image_size // c.patch_size) ** 2, "init": image_init},

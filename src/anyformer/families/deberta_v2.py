@@ -7,7 +7,6 @@ from typing import Any
 
 from anyformer.families import deberta
 from anyformer.families.base.family import Size
-from anyformer.families.base.fields import activation_at
 from anyformer.families.base.template import Class, Config, Entry, read_only
 from anyformer.families.deberta import DEBERTA, LM, OURS, POOL, THEIRS
 from anyformer.families.shared.deberta import (
@@ -23,7 +22,7 @@ from anyformer.families.shared.deberta import (
 from anyformer.parts import (
     Block, BlockInputStep, Disentangled, EncoderModel, LayerNorm, MultipleChoiceHead, TokenConvolution,
 )  # fmt: skip
-from anyformer.parts.activation import activation_named
+from anyformer.parts.activation import activation_named, published_name
 from anyformer.specs.addresses import edit, value_at
 
 CONVOLUTION = "encoder.layers.0.convolution"
@@ -101,7 +100,9 @@ DEBERTA_V2 = DEBERTA.but(
         "norm_rel_ebd": omit_default(Entry("none", norm_rel_ebd)),
         "conv_kernel_size": Entry(0, f"{CONVOLUTION}.op.kernel", build=add_convolution),
         "conv_groups": omit_default(Entry(1, f"{CONVOLUTION}.op.groups")),
-        "conv_act": omit_default(Entry("tanh", activation_at(f"{CONVOLUTION}.op.activation"))),
+        "conv_act": omit_default(
+            Entry("tanh", lambda spec: published_name(value_at(spec, f"{CONVOLUTION}.op.activation")))
+        ),
     },
     computed={
         **deberta.COMPUTED,

@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Absent, Field, Fixed, Ignored, Removed
+from anyformer.families.base.fields import Absent, Fixed, Ignored, Removed
 from anyformer.families.base.template import Class, Config, Entry, choice, derived, entry, split
 from anyformer.families.shared.vision import square
 from anyformer.parts import (
@@ -103,7 +103,7 @@ def omit_if(default: Any, field: Entry) -> Entry:
 
 CONFIG: dict[str, Any] = {
     "num_attention_heads": "encoder.layers.*.op.num_heads",
-    "attention_head_dim": Field(72, head_dim),
+    "attention_head_dim": Entry(72, head_dim),
     "in_channels": "embedding.image.channels",
     "out_channels": derived("head.out_channels", of=lambda c: c.in_channels, usual=channels),
     "num_layers": "encoder.depth",

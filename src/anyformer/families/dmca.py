@@ -11,96 +11,70 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field, activation_at, tied
-from anyformer.families.base.template import Config
+from anyformer.families.base.template import Class, Config, Entry, Weights, activation, tied
 from anyformer.parts import (
     Attention, Block, BlockAttention, Causal, CompressedAttention, DecoderModel, LMHead, LayerNorm, MLP, MoE, Model,
-    NoisyTopK, Normal, Sinusoidal, Stack, Sublayer, TextEmbedding, Tokens, Xavier,
+    NoisyTopK, Normal, Op, Sinusoidal, Stack, Sublayer, TextEmbedding, Tokens, Xavier,
 )  # fmt: skip
-from anyformer.parts.activation import activation_named
+from anyformer.specs.addresses import edit, find, replace_all
 from anyformer.specs.messages import quote
-from anyformer.specs.part import walk
-from anyformer.weights.rules import Rule
 
 KINDS = {"L": "local", "M": "compressed", "F": "full"}
-FIRST = "decoder.layers.0"  # all layers have the same feed-forward
+LETTERS = {kind: letter for letter, kind in KINDS.items()}
+OP = "decoder.layers.feedforward.op"
+
+
+def layer(op: Op) -> Block:
+    return Block(
+        attention=Sublayer(op=op, out_norm=LayerNorm(), dropout=0.1),
+        feedforward=Sublayer(op=MLP(width=2048, activation="relu"), out_norm=LayerNorm(), dropout=0.1),
+    )
+
+
+TEMPLATE = DecoderModel(
+    width=512,
+    embedding=TextEmbedding(
+        tokens=Tokens(vocab_size=32000, scale=512**0.5), position=Sinusoidal(length=11000), dropout=0.1
+    ),
+    decoder=Stack(
+        layers={
+            "local": layer(BlockAttention(num_heads=8, size=256)),
+            "compressed": layer(CompressedAttention(num_heads=8, kernel=3, stride=3)),
+            "full": layer(Attention(num_heads=8, mask=Causal())),
+        },
+        pattern=tuple(KINDS[letter] for letter in "LMLML"),
+        depth=5,
+    ),
+    init={"embedding.tokens.weight": Normal(std=512**-0.5), "*": Xavier()},
+)
 
 
 def order(spec: DecoderModel) -> str:
-    letters = {kind: letter for letter, kind in KINDS.items()}
     stack = spec.decoder
-    return "".join(letters[stack.pattern[i % len(stack.pattern)]] for i in range(stack.depth))
+    return "".join(LETTERS[stack.pattern[i % len(stack.pattern)]] for i in range(stack.depth))
 
 
-def expert_count(spec: DecoderModel) -> int:
-    return next((part.num_experts for _, part in walk(spec) if isinstance(part, MoE)), 0)
+def without_full(spec: Any, layers: str, c: Config) -> Any:
+    kinds = {name: block for name, block in spec.decoder.layers.items() if name != "full" or "F" in layers}
+    return edit(spec, {"decoder.layers": kinds})
 
 
-def inner_width(spec: DecoderModel) -> int:
-    return next(part.width for _, part in walk(spec) if isinstance(part, MLP))
+def build_experts(spec: Model, count: int, c: Config) -> Model:
+    """Return the description with experts in the compressed layers, if the number of experts is not 0."""
+    if not count:
+        return spec
+    router, mlps = NoisyTopK(top_k=min(2, count)), find(spec, "decoder.layers.compressed.feedforward.op")
+    return replace_all(spec, {path: MoE(num_experts=count, router=router, expert=mlp) for path, mlp in mlps})
 
 
-FIELDS: dict[str, ConfigField] = {
-    "vocab_size": Field(32000, "embedding.tokens.vocab_size"),
-    "d_model": Field(512, "width"),
-    "layers": Field("LMLML", order),
-    "num_heads": Field(8, "decoder.layers.attention.op.num_heads"),
-    "d_ff": Field(2048, inner_width),
-    "num_experts": Field(0, expert_count),  # in the compressed layers; 0: no experts
-    "block_size": Field(256, "decoder.layers.local.attention.op.size"),
-    "kernel_size": Field(3, "decoder.layers.compressed.attention.op.kernel"),
-    "stride": Field(3, "decoder.layers.compressed.attention.op.stride"),
-    "activation_function": Field("relu", activation_at(f"{FIRST}.feedforward.op.activation")),
-    "dropout": Field(0.1, "embedding.dropout"),
-    "attention_dropout": Field(0.0, f"{FIRST}.attention.op.dropout"),
-    "max_position_embeddings": Field(11000, "embedding.position.length"),
-    "tie_word_embeddings": Field(True, tied(LMHead)),
-    "pad_token_id": Field(None, "embedding.tokens.padding_index"),
-}
-
-
-def describe(c: Config) -> Model:
+def check(c: Config) -> None:
     if not c.layers or set(c.layers) - KINDS.keys():
         raise ValueError(
             f"layers={quote(c.layers)} must have one letter per layer: L (local), M (memory-compressed) or F (full)"
         )
 
-    def layer(op: Any, experts: int = 0) -> Block:
-        norm = LayerNorm()
-        inner: Any = MLP(width=c.d_ff, activation=activation_named(c.activation_function))
-        if experts:
-            inner = MoE(num_experts=experts, router=NoisyTopK(top_k=min(2, experts)), expert=inner)
-        return Block(
-            attention=Sublayer(op=op, out_norm=norm, dropout=c.dropout),
-            feedforward=Sublayer(op=inner, out_norm=norm, dropout=c.dropout),
-        )
 
-    shared = {"num_heads": c.num_heads, "dropout": c.attention_dropout}
-    return DecoderModel(
-        width=c.d_model,
-        embedding=TextEmbedding(
-            tokens=Tokens(vocab_size=c.vocab_size, scale=c.d_model**0.5, padding_index=c.pad_token_id),
-            position=Sinusoidal(length=c.max_position_embeddings),
-            dropout=c.dropout,
-        ),
-        decoder=Stack(
-            layers={
-                "local": layer(BlockAttention(size=c.block_size, **shared)),
-                "compressed": layer(
-                    CompressedAttention(kernel=c.kernel_size, stride=c.stride, **shared), c.num_experts
-                ),
-                **({"full": layer(Attention(mask=Causal(), **shared))} if "F" in c.layers else {}),
-            },
-            pattern=tuple(KINDS[letter] for letter in c.layers),
-            depth=len(c.layers),
-        ),
-        head=LMHead(vocab_size=c.vocab_size),
-        ties=(("head.out.weight", "embedding.tokens.weight"),) if c.tie_word_embeddings else (),
-        init={"embedding.tokens.weight": Normal(std=c.d_model**-0.5), "*": Xavier()},
-    )
-
-
-def rules(spec: Model) -> list[Rule]:
+def weights(spec: Model) -> Weights:
     raise ValueError("no T-DMCA checkpoints are published; load a folder saved by anyformer (with spec.json)")
 
 
@@ -109,10 +83,36 @@ FAMILIES = (
         name="dmca",
         about="decoders for texts of thousands of tokens",
         tokenizer="",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=(),
+        template=TEMPLATE,
+        classes={"": Class(LMHead(vocab_size=32000))},
+        config={
+            "vocab_size": "**.vocab_size",
+            "d_model": "width",
+            "layers": Entry("LMLML", order, build=without_full),
+            "num_heads": "decoder.layers.attention.op.num_heads",
+            "d_ff": (f"{OP}.width", f"{OP}.expert.width"),
+            "num_experts": Entry(  # in the compressed layers; 0: no experts
+                0, lambda spec: next((n for _, n in find(spec, f"{OP}.num_experts")), 0), build=build_experts
+            ),
+            "block_size": "decoder.layers.local.attention.op.size",
+            "kernel_size": "decoder.layers.compressed.attention.op.kernel",
+            "stride": "decoder.layers.compressed.attention.op.stride",
+            "activation_function": activation(f"{OP}.activation"),
+            "dropout": ("embedding.dropout", "decoder.layers.*.dropout"),
+            "attention_dropout": "decoder.layers.attention.op.dropout",
+            "max_position_embeddings": "embedding.position.length",
+            "tie_word_embeddings": tied(True, LMHead="head.out.weight"),
+            "pad_token_id": "embedding.tokens.padding_index",
+            "problem_type": None,
+        },
+        computed={
+            "decoder.pattern": lambda c: tuple(KINDS[letter] for letter in c.layers),
+            "decoder.depth": lambda c: len(c.layers),
+            "embedding.tokens.scale": lambda c: c.d_model**0.5,
+            "init": lambda c: {"embedding.tokens.weight": Normal(std=c.d_model**-0.5), "*": Xavier()},
+        },
+        checks=(check,),
+        weights=weights,
         sizes={
             "t-dmca": Size({}, note="L-M-L-M-L, blocks of 256 tokens, three keys compressed to one; no experts"),
             **{

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.family import Size
-from anyformer.families.base.fields import Absent, Field
+from anyformer.families.base.fields import Absent
 from anyformer.families.base.template import Config, Entry, require_integer
 from anyformer.families.bert import BERT, LARGE
 from anyformer.parts import Model, TaskText
@@ -38,7 +38,7 @@ ERNIE = BERT.but(
     classes=CLASSES,
     config={
         "use_task_id": Entry(False, lambda spec: isinstance(spec.embedding, TaskText), build=add_tasks),
-        "task_type_vocab_size": Field(3, tasks),
+        "task_type_vocab_size": Entry(3, tasks),
     },
     weights={"~embeddings.task_type_embeddings": "embedding.tasks"},
     prefix="ernie.",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from anyformer.families import bert
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Field
+from anyformer.families.base.fields import Entry
 from anyformer.families.base.template import Class, Weights
 from anyformer.families.shared import bert_like
 from anyformer.parts import Attention, Global, GlobalLocalVectors, Mask, Model, SegmentedText, Tokens, Window
@@ -51,7 +51,7 @@ ETC = Family(
     config={
         **bert_like.CONFIG,
         "max_position_embeddings": "length",
-        "local_radius": Field(84, radius),
+        "local_radius": Entry(84, radius),
         "num_global_tokens": f"{OP}.position.first",
         "relative_pos_max_distance": f"{OP}.position.reach",
     },

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field, Ignored, activation_at, tied
-from anyformer.families.base.template import Config
+from anyformer.families.base.fields import Ignored
+from anyformer.families.base.template import Class, Config, Entry, activation, tied
 from anyformer.families.shared.bert_like import TOKENS, renames
 from anyformer.families.shared.heads import encoder_head
 from anyformer.parts import (
@@ -25,30 +25,29 @@ ATTENTION, TYPES = f"{LAYER}.attention.op", ("relative_shift", "factorized")
 OLD = "in the first published files; no class reads it"
 
 
-FIELDS: dict[str, ConfigField] = {
-    "vocab_size": Field(30522, "embedding.tokens.vocab_size"),
-    "block_sizes": Field((4, 4, 4), lambda spec: [stage.depth for stage in spec.encoder.stages]),
-    "block_repeats": Field(None, lambda spec: [len(stage.steps) // stage.depth for stage in spec.encoder.stages]),
-    "num_decoder_layers": Field(2, "encoder.top.depth"),
-    "d_model": Field(768, "width"),
-    "n_head": Field(12, f"{ATTENTION}.num_heads"),
-    "d_head": Field(64, f"{ATTENTION}.head_width"),
-    "d_inner": Field(3072, f"{LAYER}.feedforward.op.width"),
-    "hidden_act": Field("gelu_new", activation_at(f"{LAYER}.feedforward.op.activation")),
-    "hidden_dropout": Field(0.1, "embedding.dropout"),
-    "attention_dropout": Field(0.1, f"{ATTENTION}.dropout"),
-    "activation_dropout": Field(0.0, f"{LAYER}.feedforward.op.dropout"),
-    "initializer_range": Field(0.1, lambda spec: spec.init["*.position.*"].high),
-    "initializer_std": Field(None, lambda spec: getattr(spec.init["*"], "std", None)),
-    "layer_norm_eps": Field(1e-9, "embedding.norm.eps"),
-    "pooling_type": Field("mean", "encoder.pool.by"),
-    "attention_type": Field("relative_shift", lambda spec: TYPES[value_at(spec, f"{ATTENTION}.position.factorized")]),
-    "separate_cls": Field(True, "encoder.pool.first_apart"),
-    "truncate_seq": Field(True, "encoder.pool.truncate"),
-    "pool_q_only": Field(True, "encoder.pool.queries_only"),
-    "pad_token_id": Field(None, "embedding.tokens.padding_index"),
-    "tie_word_embeddings": Field(True, tied(LMHead)),
-    "problem_type": Field(None, "head.problem"),
+CONFIG: dict[str, Any] = {
+    "vocab_size": Entry(30522, "embedding.tokens.vocab_size"),
+    "block_sizes": Entry((4, 4, 4), lambda spec: [stage.depth for stage in spec.encoder.stages]),
+    "block_repeats": Entry(None, lambda spec: [len(stage.steps) // stage.depth for stage in spec.encoder.stages]),
+    "num_decoder_layers": Entry(2, "encoder.top.depth"),
+    "d_model": Entry(768, "width"),
+    "n_head": Entry(12, f"{ATTENTION}.num_heads"),
+    "d_head": Entry(64, f"{ATTENTION}.head_width"),
+    "d_inner": Entry(3072, f"{LAYER}.feedforward.op.width"),
+    "hidden_act": activation(f"{LAYER}.feedforward.op.activation", default="gelu_new"),
+    "hidden_dropout": Entry(0.1, "embedding.dropout"),
+    "attention_dropout": Entry(0.1, f"{ATTENTION}.dropout"),
+    "activation_dropout": Entry(0.0, f"{LAYER}.feedforward.op.dropout"),
+    "initializer_range": Entry(0.1, lambda spec: spec.init["*.position.*"].high),
+    "initializer_std": Entry(None, lambda spec: getattr(spec.init["*"], "std", None)),
+    "layer_norm_eps": Entry(1e-9, "embedding.norm.eps"),
+    "pooling_type": Entry("mean", "encoder.pool.by"),
+    "attention_type": Entry("relative_shift", lambda spec: TYPES[value_at(spec, f"{ATTENTION}.position.factorized")]),
+    "separate_cls": Entry(True, "encoder.pool.first_apart"),
+    "truncate_seq": Entry(True, "encoder.pool.truncate"),
+    "pool_q_only": Entry(True, "encoder.pool.queries_only"),
+    "pad_token_id": Entry(None, "embedding.tokens.padding_index"),
+    "tie_word_embeddings": tied(True, LMHead="head.out.weight"),
     "max_position_embeddings": Ignored(512, OLD),
     "rel_attn_type": Ignored("factorized", OLD),
     "type_vocab_size": Ignored(3, OLD),
@@ -90,8 +89,6 @@ def describe(c: Config) -> Model:
         # published: the decoder resumes after block_sizes[0] steps, even if repeats make the first block longer
         resume = sizes[0] if repeats[0] > 1 else None
         encoder = encoder.replace(top=block(c.num_decoder_layers, 1), resume=resume)
-    out = head(c)
-    tie = c.tie_word_embeddings and isinstance(out, LMHead)
     linear = Xavier(gain=2**-0.5, normal=True) if c.initializer_std is None else Normal(std=c.initializer_std)
     return EncoderModel(
         width=c.d_model,
@@ -99,8 +96,7 @@ def describe(c: Config) -> Model:
             tokens=Tokens(vocab_size=c.vocab_size, padding_index=c.pad_token_id), norm=norm, dropout=dropout
         ),
         encoder=encoder,
-        head=out,
-        ties=(("head.out.weight", TOKENS),) if tie else (),
+        head=head(c),
         init={
             TOKENS: Normal(std=1.0 if c.initializer_std is None else c.initializer_std),
             "*.position.*": Uniform(low=0.0, high=c.initializer_range),
@@ -176,20 +172,19 @@ FAMILIES = (
         name="funnel",
         about="text encoders that shorten the sequence between blocks",
         tokenizer="FunnelTokenizer",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=(
-            "FunnelForPreTraining",
-            "FunnelForMaskedLM",
-            "FunnelModel",
-            "FunnelBaseModel",
-            "FunnelForSequenceClassification",
-            "FunnelForTokenClassification",
-            "FunnelForQuestionAnswering",
-            "FunnelForMultipleChoice",
-        ),
-        base=("FunnelModel", "FunnelBaseModel"),
+        template=describe,
+        config=CONFIG,
+        weights=rules,
+        classes={
+            "FunnelForPreTraining": Class(),
+            "FunnelForMaskedLM": Class(),
+            "FunnelModel": Class(prefix=""),
+            "FunnelBaseModel": Class(prefix=""),
+            "FunnelForSequenceClassification": Class(),
+            "FunnelForTokenClassification": Class(),
+            "FunnelForQuestionAnswering": Class(),
+            "FunnelForMultipleChoice": Class(),
+        },
         prefix="funnel.",
         aliases={"hidden_size": "d_model", "num_attention_heads": "n_head"},
         sizes=sizes(),

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Field
+from anyformer.families.base.fields import Entry
 from anyformer.families.base.template import Class, Config, Weights, activation, entry
 from anyformer.parts import (
     Attention, Block, EncoderModel, EntropyBalance, Initializer, LayerNorm, Learned, MLP, MeanTokens, MoE, Normal, Op,
@@ -110,7 +110,7 @@ LIMOE = Family(
     config={
         "hidden_size": ("text.width", "image.width"),
         "num_hidden_layers": "*.encoder.depth",
-        "num_expert_layers": Field(6, lambda spec: spec.text.encoder.pattern.count("experts")),
+        "num_expert_layers": Entry(6, lambda spec: spec.text.encoder.pattern.count("experts")),
         "num_attention_heads": "*.encoder.layers.attention.op.num_heads",
         "intermediate_size": ("*.encoder.layers.feedforward.op.width", "*.encoder.layers.feedforward.op.expert.width"),
         "hidden_act": activation(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from anyformer.families import roberta
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Field
+from anyformer.families.base.fields import Entry
 from anyformer.families.base.template import Class, Weights, activation, entry
 from anyformer.families.shared import bert_like
 from anyformer.families.shared.bert_like import NORM
@@ -43,7 +43,7 @@ LINFORMER = Family(
         **bert_like.COUNTED_CONFIG,
         "hidden_act": activation("encoder.layers.feedforward.op.activation"),
         "attention_probs_dropout_prob": f"{OP}.dropout",
-        "initializer_range": Field(0.02, lambda spec: spec.init["*"].std),
+        "initializer_range": Entry(0.02, lambda spec: spec.init["*"].std),
         "projected": entry(f"{OP}.projected", build=lambda spec, k, c: spec.replace(init=init(k, c.initializer_range))),
         "sharing": f"{OP}.sharing",
     },

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Field, Ignored, activation_at, tied
-from anyformer.families.base.template import Config
+from anyformer.families.base.fields import Ignored
+from anyformer.families.base.template import Class, Config, Entry, activation, head_is_tied
 from anyformer.families.clip_vision_model import IMAGE
 from anyformer.families.llama import LLAMA
 from anyformer.families.shared.nested import nested_config, nested_rules, read_nested
-from anyformer.parts import DecoderModel, LMHead, MLPProjector, Model, Tower, TowerDecoderModel
+from anyformer.parts import DecoderModel, MLPProjector, Model, Tower, TowerDecoderModel
 from anyformer.parts.activation import activation_named
 from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import quote
@@ -85,24 +85,24 @@ FAMILIES = (
         name="llava",
         about="chat about images: a Llama with an image encoder",
         base_tokenizer="always",
-        fields={
+        template=describe,
+        config={
             "text_config": nested_config(LLAMA, text_of),
             "vision_config": nested_config(IMAGE, lambda spec: spec.image.model),
-            "image_token_index": Field(32000, "image.token"),
-            "projector_hidden_act": Field("gelu", activation_at("image.projector.activation")),
-            "vision_feature_select_strategy": Field("default", lambda spec: "default" if spec.image.skip else "full"),
-            "vision_feature_layer": Field(-2, feature_layer),
-            "multimodal_projector_bias": Field(True, "image.projector.bias"),
-            "tie_word_embeddings": Field(False, tied(LMHead)),
+            "image_token_index": Entry(32000, "image.token"),
+            "projector_hidden_act": activation("image.projector.activation", default="gelu"),
+            "vision_feature_select_strategy": Entry("default", lambda spec: "default" if spec.image.skip else "full"),
+            "vision_feature_layer": Entry(-2, feature_layer),
+            "multimodal_projector_bias": Entry(True, "image.projector.bias"),
+            "tie_word_embeddings": Entry(False, head_is_tied("LMHead")),
             "image_seq_length": Ignored(576, "tokens per image; computed from the image size"),
             "ignore_index": Ignored(-100, "a field of old files that nothing reads"),
             "vocab_size": Ignored(None, "a field of old files; text_config decides"),
             "tie_last_hidden_states": Ignored(None, "text_config decides"),
+            "problem_type": None,
         },
-        describe=describe,
-        rules=rules,
-        architectures=("LlavaForConditionalGeneration", "LlavaModel"),
-        base=("LlavaForConditionalGeneration", "LlavaModel"),
+        weights=rules,
+        classes={"LlavaForConditionalGeneration": Class(), "LlavaModel": Class()},
         aliases={"image_token_id": "image_token_index"},
         moved={
             "vision_tower.vision_model.": "vision_tower.", "model.vision_tower.": "vision_tower.",

@@ -5,10 +5,10 @@ block settings are lists with one entry per block."""
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field
-from anyformer.families.base.template import Config
+from anyformer.families.base.template import Class, Config, Entry
 from anyformer.families.shared import mvit
 from anyformer.parts import (
     FirstToken, GridVectors, LayerNorm, MLP, Model, Pool, PooledAttention, PrefixTokens, SeparableLearned,
@@ -67,27 +67,28 @@ def describe(c: Config) -> Model:
     )
 
 
-FIELDS: dict[str, ConfigField] = {
-    "spatial_size": Field((224, 224), "embedding.image_size"),
-    "temporal_size": Field(16, "embedding.frames"),
-    "num_heads": Field((1,), mvit.per_block(lambda attention, mlp: attention.num_heads)),
-    "input_channels": Field((96,), lambda spec: mvit.channels(spec)[:-1]),
-    "output_channels": Field((96,), lambda spec: mvit.channels(spec)[1:]),
-    "kernel_q": Field(((),), mvit.per_block(lambda attention, mlp: mvit.sides(attention.queries, "kernel"))),
-    "kernel_kv": Field(((),), mvit.per_block(lambda attention, mlp: mvit.sides(attention.keys, "kernel"))),
-    "stride_q": Field(((),), mvit.per_block(lambda attention, mlp: mvit.sides(attention.queries, "stride"))),
-    "stride_kv": Field(((),), mvit.per_block(lambda attention, mlp: mvit.sides(attention.keys, "stride"))),
-    "residual_pool": Field(False, lambda spec: next(mvit.layers(spec))[0].add_queries != "none"),
-    "residual_with_cls_embed": Field(True, lambda spec: next(mvit.layers(spec))[0].add_queries == "all"),
-    "rel_pos_embed": Field(False, lambda spec: next(mvit.layers(spec))[0].position is not None),
-    "proj_after_attn": Field(False, lambda spec: any(attention.out for attention, _ in mvit.layers(spec))),
-    "dropout": Field(0.5, "head.pool.dropout"),
-    "attention_dropout": Field(0.0, f"{mvit.OUT}.dropout"),
-    "stochastic_depth_prob": Field(0.0, f"{mvit.OUT}.drop_path"),
-    "num_labels": Field(400, "head.num_labels"),
-    "patch_embed_kernel": Field((3, 7, 7), lambda spec: spec.embedding.kernels),
-    "patch_embed_stride": Field((2, 4, 4), lambda spec: spec.embedding.steps),
-    "patch_embed_padding": Field((1, 3, 3), lambda spec: spec.embedding.edges),
+CONFIG: dict[str, Any] = {
+    "problem_type": None,
+    "spatial_size": Entry((224, 224), "embedding.image_size"),
+    "temporal_size": Entry(16, "embedding.frames"),
+    "num_heads": Entry((1,), mvit.per_block(lambda attention, mlp: attention.num_heads)),
+    "input_channels": Entry((96,), lambda spec: mvit.channels(spec)[:-1]),
+    "output_channels": Entry((96,), lambda spec: mvit.channels(spec)[1:]),
+    "kernel_q": Entry(((),), mvit.per_block(lambda attention, mlp: mvit.sides(attention.queries, "kernel"))),
+    "kernel_kv": Entry(((),), mvit.per_block(lambda attention, mlp: mvit.sides(attention.keys, "kernel"))),
+    "stride_q": Entry(((),), mvit.per_block(lambda attention, mlp: mvit.sides(attention.queries, "stride"))),
+    "stride_kv": Entry(((),), mvit.per_block(lambda attention, mlp: mvit.sides(attention.keys, "stride"))),
+    "residual_pool": Entry(False, lambda spec: next(mvit.layers(spec))[0].add_queries != "none"),
+    "residual_with_cls_embed": Entry(True, lambda spec: next(mvit.layers(spec))[0].add_queries == "all"),
+    "rel_pos_embed": Entry(False, lambda spec: next(mvit.layers(spec))[0].position is not None),
+    "proj_after_attn": Entry(False, lambda spec: any(attention.out for attention, _ in mvit.layers(spec))),
+    "dropout": Entry(0.5, "head.pool.dropout"),
+    "attention_dropout": Entry(0.0, f"{mvit.OUT}.dropout"),
+    "stochastic_depth_prob": Entry(0.0, f"{mvit.OUT}.drop_path"),
+    "num_labels": Entry(400, "head.num_labels"),
+    "patch_embed_kernel": Entry((3, 7, 7), lambda spec: spec.embedding.kernels),
+    "patch_embed_stride": Entry((2, 4, 4), lambda spec: spec.embedding.steps),
+    "patch_embed_padding": Entry((1, 3, 3), lambda spec: spec.embedding.edges),
 }
 
 
@@ -137,10 +138,10 @@ FAMILIES = (
     Family(
         name="mvit",
         about="video encoders with pooling attention",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=("MViT",),
+        template=describe,
+        config=CONFIG,
+        weights=rules,
+        classes={"MViT": Class()},
         aliases={"num_classes": "num_labels"},
         library="torchvision",
         sizes={

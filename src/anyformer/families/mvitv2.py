@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Absent, ConfigField, Field, Fixed, Ignored
-from anyformer.families.base.template import Config
+from anyformer.families.base.fields import Absent, Fixed, Ignored
+from anyformer.families.base.template import Class, Config, Entry
 from anyformer.families.shared import mvit
 from anyformer.parts import (
     FirstToken, GridPool, GridVectors, LayerNorm, Learned, MLP, MeanColumns, MeanTokens, Model, PatchEmbedding, Pool,
@@ -128,36 +128,37 @@ def stride(pool: GridPool | None) -> Sides:
 
 UNREAD = "not read by the published class"
 
-FIELDS: dict[str, ConfigField] = {
-    "img_size": Field((224, 224), "embedding.image_size"),
-    "in_chans": Field(3, "embedding.channels"),
-    "num_labels": Field(1000, "head.num_labels"),
-    "global_pool": Field(None, lambda spec: "token" if isinstance(spec.head.pool.take, FirstToken) else "avg"),
-    "drop_rate": Field(0.0, "head.pool.dropout"),
-    "drop_path_rate": Field(0.0, f"{mvit.OUT}.drop_path"),
-    "depths": Field((2, 3, 16, 3), stages),
-    "embed_dim": Field(96, per_stage(lambda op, width: width)),
-    "num_heads": Field(1, per_stage(lambda op, width: op.num_heads)),
-    "mlp_ratio": Field(4.0, ratio),
-    "expand_attn": Field(True, lambda spec: not any(mlp.reshapes for _, mlp in mvit.layers(spec))),
-    "qkv_bias": Field(True, lambda spec: next(mvit.layers(spec))[0].bias == "qkvo"),
-    "use_cls_token": Field(False, lambda spec: spec.embedding.num_prefix == 1),
-    "use_abs_pos": Field(False, lambda spec: spec.embedding.position is not None),
-    "residual_pooling": Field(True, lambda spec: next(mvit.layers(spec))[0].add_queries == "all"),
-    "mode": Field("conv", lambda spec: next(name for name, by in MODES.items() if by == first_pool(spec).by)),
-    "kernel_qkv": Field((3, 3), lambda spec: first_pool(spec).kernel),
-    "stride_q": Field(((1, 1), (2, 2), (2, 2), (2, 2)), per_stage(lambda op, width: stride(op.queries))),
-    "stride_kv": Field(None, per_stage(lambda op, width: stride(op.keys))),
-    "stride_kv_adaptive": Field((4, 4)),
-    "patch_kernel": Field((7, 7), lambda spec: spec.embedding.kernels),
-    "patch_stride": Field((4, 4), "embedding.patch_size"),
-    "patch_padding": Field((3, 3), "embedding.edge"),
-    "rel_pos_type": Field(
+CONFIG: dict[str, Any] = {
+    "problem_type": None,
+    "img_size": Entry((224, 224), "embedding.image_size"),
+    "in_chans": Entry(3, "embedding.channels"),
+    "num_labels": Entry(1000, "head.num_labels"),
+    "global_pool": Entry(None, lambda spec: "token" if isinstance(spec.head.pool.take, FirstToken) else "avg"),
+    "drop_rate": Entry(0.0, "head.pool.dropout"),
+    "drop_path_rate": Entry(0.0, f"{mvit.OUT}.drop_path"),
+    "depths": Entry((2, 3, 16, 3), stages),
+    "embed_dim": Entry(96, per_stage(lambda op, width: width)),
+    "num_heads": Entry(1, per_stage(lambda op, width: op.num_heads)),
+    "mlp_ratio": Entry(4.0, ratio),
+    "expand_attn": Entry(True, lambda spec: not any(mlp.reshapes for _, mlp in mvit.layers(spec))),
+    "qkv_bias": Entry(True, lambda spec: next(mvit.layers(spec))[0].bias == "qkvo"),
+    "use_cls_token": Entry(False, lambda spec: spec.embedding.num_prefix == 1),
+    "use_abs_pos": Entry(False, lambda spec: spec.embedding.position is not None),
+    "residual_pooling": Entry(True, lambda spec: next(mvit.layers(spec))[0].add_queries == "all"),
+    "mode": Entry("conv", lambda spec: next(name for name, by in MODES.items() if by == first_pool(spec).by)),
+    "kernel_qkv": Entry((3, 3), lambda spec: first_pool(spec).kernel),
+    "stride_q": Entry(((1, 1), (2, 2), (2, 2), (2, 2)), per_stage(lambda op, width: stride(op.queries))),
+    "stride_kv": Entry(None, per_stage(lambda op, width: stride(op.keys))),
+    "stride_kv_adaptive": Entry((4, 4)),
+    "patch_kernel": Entry((7, 7), lambda spec: spec.embedding.kernels),
+    "patch_stride": Entry((4, 4), "embedding.patch_size"),
+    "patch_padding": Entry((3, 3), "embedding.edge"),
+    "rel_pos_type": Entry(
         "spatial",
         lambda spec: "spatial" if next(mvit.layers(spec))[0].position else "none",
         choices=("spatial", "none", ""),
     ),
-    "norm_eps": Field(1e-6, "encoder.norm.eps"),
+    "norm_eps": Entry(1e-6, "encoder.norm.eps"),
     "norm_layer": Fixed("layernorm", "only LayerNorm is supported"),
     "pool_first": Fixed(False, "the published class fails if it pools before the projections"),
     "pool_type": Ignored("max", UNREAD),
@@ -196,10 +197,10 @@ FAMILIES = (
     Family(
         name="mvitv2",
         about="image encoders with pooling attention",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=("MultiScaleVit",),
+        template=describe,
+        config=CONFIG,
+        weights=rules,
+        classes={"MultiScaleVit": Class()},
         aliases={"num_classes": "num_labels"},
         library="timm",
         sizes={

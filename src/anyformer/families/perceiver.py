@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field, Ignored, activation_at
-from anyformer.families.base.template import Config
+from anyformer.families.base.fields import Ignored
+from anyformer.families.base.template import Class, Config, Entry, activation
 from anyformer.families.shared.bert_like import TOKENS, renames
 from anyformer.parts import (
     Attention, Block, ClassifyHead, EncoderModel, FirstToken, LMHead, LayerNorm, Learned, Look, MLP, Model, Normal,
@@ -37,26 +37,25 @@ def widening_factor(path: str) -> Any:
     return lambda spec: value_at(spec, path) // (spec.encoder.width or spec.width)
 
 
-FIELDS: dict[str, ConfigField] = {
-    "num_latents": Field(256, "encoder.latents"),
-    "d_latents": Field(1280, "encoder.width"),
-    "d_model": Field(768, "width"),
-    "num_blocks": Field(1, "encoder.rounds"),
-    "num_self_attends_per_block": Field(26, "encoder.stack.depth"),
-    "num_self_attention_heads": Field(8, f"{OP}.num_heads"),
-    "num_cross_attention_heads": Field(8, "encoder.read.num_heads"),
-    "qk_channels": Field(None, channels("head_width")),
-    "v_channels": Field(None, channels("value_width")),
-    "cross_attention_shape_for_attention": Field("kv", lambda spec: SIDES[spec.encoder.read.head_width is not None]),
-    "self_attention_widening_factor": Field(1, widening_factor(f"{LAYER}.feedforward.op.width")),
-    "cross_attention_widening_factor": Field(1, widening_factor("encoder.read.feedforward.width")),
-    "hidden_act": Field("gelu", activation_at("encoder.read.feedforward.activation")),
-    "attention_probs_dropout_prob": Field(0.1, "encoder.read.dropout"),
-    "initializer_range": Field(0.02, lambda spec: spec.init["*"].std),
-    "use_query_residual": Field(True, "encoder.read.add"),
-    "vocab_size": Field(262, "embedding.tokens.vocab_size"),
-    "max_position_embeddings": Field(2048, "embedding.position.length"),
-    "problem_type": Field(None, "head.problem"),
+CONFIG: dict[str, Any] = {
+    "num_latents": Entry(256, "encoder.latents"),
+    "d_latents": Entry(1280, "encoder.width"),
+    "d_model": Entry(768, "width"),
+    "num_blocks": Entry(1, "encoder.rounds"),
+    "num_self_attends_per_block": Entry(26, "encoder.stack.depth"),
+    "num_self_attention_heads": Entry(8, f"{OP}.num_heads"),
+    "num_cross_attention_heads": Entry(8, "encoder.read.num_heads"),
+    "qk_channels": Entry(None, channels("head_width")),
+    "v_channels": Entry(None, channels("value_width")),
+    "cross_attention_shape_for_attention": Entry("kv", lambda spec: SIDES[spec.encoder.read.head_width is not None]),
+    "self_attention_widening_factor": Entry(1, widening_factor(f"{LAYER}.feedforward.op.width")),
+    "cross_attention_widening_factor": Entry(1, widening_factor("encoder.read.feedforward.width")),
+    "hidden_act": activation("encoder.read.feedforward.activation", default="gelu"),
+    "attention_probs_dropout_prob": Entry(0.1, "encoder.read.dropout"),
+    "initializer_range": Entry(0.02, lambda spec: spec.init["*"].std),
+    "use_query_residual": Entry(True, "encoder.read.add"),
+    "vocab_size": Entry(262, "embedding.tokens.vocab_size"),
+    "max_position_embeddings": Entry(2048, "embedding.position.length"),
     "layer_norm_eps": Ignored(1e-12, "the published class uses torch's default of 1e-5 instead"),
     "image_size": Ignored(56, IMAGES),
     "train_size": Ignored((368, 496), IMAGES),
@@ -181,10 +180,10 @@ FAMILIES = (
         name="perceiver",
         about="encoders of text bytes through a small set of latents",
         tokenizer="PerceiverTokenizer",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=("PerceiverForMaskedLM", "PerceiverForSequenceClassification"),
+        template=describe,
+        config=CONFIG,
+        weights=rules,
+        classes={"PerceiverForMaskedLM": Class(), "PerceiverForSequenceClassification": Class()},
         prefix="perceiver.",
         sizes={"perceiver-language": Size({"qk_channels": 256, "v_channels": 1280}, 201e6)},
     ),

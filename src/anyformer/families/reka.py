@@ -9,8 +9,7 @@ from typing import Any
 
 from anyformer.families import llava, whisper
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field, with_defaults
-from anyformer.families.base.template import Config
+from anyformer.families.base.template import Class, Config, Entry
 from anyformer.parts import EncoderModel, Model, Normal, Tower
 from anyformer.specs.addresses import value_at
 from anyformer.weights.rules import Rule
@@ -28,14 +27,14 @@ AUDIO_FIELDS: dict[str, Any] = {  # field of audio_config -> address
 
 
 def audio_config(spec: Model) -> dict[str, Any]:
-    return {name: Field(None, path).recover(spec) for name, path in AUDIO_FIELDS.items()}
+    return {name: Entry(None, path).recover(spec) for name, path in AUDIO_FIELDS.items()}
 
 
-FIELDS: dict[str, ConfigField] = {
-    **LLAVA.fields,
-    **with_defaults(LLAVA.fields, vision_feature_layer=-1),
-    "audio_config": Field(None, audio_config, frozenset(WHISPER.all_fields)),
-    "audio_token_index": Field(32001, "audio.token"),
+CONFIG: dict[str, Any] = {
+    **LLAVA.config,
+    "vision_feature_layer": Entry(-1, llava.feature_layer),
+    "audio_config": Entry(None, audio_config, frozenset(WHISPER.all_fields)),
+    "audio_token_index": Entry(32001, "audio.token"),
 }
 
 
@@ -77,10 +76,10 @@ FAMILIES = (
         name="reka",
         about="chat about images and sounds: a decoder with an image and an audio encoder",
         tokenizer="",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=(),
+        template=describe,
+        classes={"": Class()},
+        config=CONFIG,
+        weights=rules,
         aliases=LLAVA.aliases,
         sizes={"reka-tiny": Size(SMALL, note="our own size: images of 224 x 224, sounds of 10 seconds")},
     ),

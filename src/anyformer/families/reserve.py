@@ -7,89 +7,55 @@ from __future__ import annotations
 import math
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field, activation_at
-from anyformer.families.base.template import Config, equal_heads
+from anyformer.families.base.template import Class, Config, Weights, activation, equal_heads
+from anyformer.families.shared.vision import square
 from anyformer.parts import (
     Attention, Block, Embedding, EncoderModel, Head, HiddenSpansHead, HiddenSpansModel, LayerNorm, Learned, MLP,
     MeanTokens, Model, Normal, PatchEmbedding, Pool, ProjectionHead, SegmentEmbedding, Stack, Sublayer, TextEmbedding,
     Tokens, Tower,
 )  # fmt: skip
-from anyformer.parts.activation import activation_named
-from anyformer.weights.rules import Rule
 
-OP = "encoder.layers.feedforward.op"
-IMAGE, AUDIO = "image.model.embedding", "audio.model.embedding"
-
-FIELDS: dict[str, ConfigField] = {
-    "hidden_size": Field(768, "width"),
-    "num_attention_heads": Field(12, "encoder.layers.attention.op.num_heads"),
-    "intermediate_size": Field(3072, f"{OP}.width"),
-    "hidden_act": Field("gelu", activation_at(f"{OP}.activation")),
-    "layer_norm_eps": Field(1e-6, "encoder.norm.eps"),
-    "num_hidden_layers": Field(12, "encoder.depth"),
-    "num_image_layers": Field(12, "image.model.encoder.depth"),
-    "num_audio_layers": Field(12, "audio.model.encoder.depth"),
-    "num_span_layers": Field(4, "hidden_text.encoder.depth"),
-    "projection_dim": Field(768, "head.width"),
-    "logit_scale_init_value": Field(2.6592, "head.scale"),
-    "vocab_size": Field(32768, "embedding.tokens.vocab_size"),
-    "max_position_embeddings": Field(640, "embedding.position.length"),
-    "max_span_positions": Field(16, "hidden_text.embedding.position.length"),
-    "image_size": Field(224, lambda spec: spec.image.model.embedding.image_size[0]),
-    "patch_size": Field(32, lambda spec: spec.image.model.embedding.patch_size[0]),
-    "num_channels": Field(3, f"{IMAGE}.channels"),
-    "segment_size": Field(1024, f"{AUDIO}.size"),
-    "num_segments": Field(24, f"{AUDIO}.position.length"),
-    "image_token_index": Field(4, "image.token"),
-    "audio_token_index": Field(5, "audio.token"),
-    "text_mask_index": Field(6, "head.text"),
-    "audio_mask_index": Field(7, "head.audio"),
-    "initializer_range": Field(0.02, lambda spec: spec.init["*"].std),
-}
+NORM, INIT = LayerNorm(eps=1e-6), {"*": Normal(std=0.02)}
+STACK = Stack(
+    depth=12,
+    layers=Block(
+        attention=Sublayer(pre_norm=NORM, op=Attention(num_heads=12)),
+        feedforward=Sublayer(pre_norm=NORM, op=MLP(width=3072, activation="gelu")),
+    ),
+    norm=NORM,
+)
+SMALL_STACK = STACK.replace(depth=4)
+TEXT = TextEmbedding(tokens=Tokens(vocab_size=32768), position=Learned(length=640))
+SPAN = TEXT.replace(position=Learned(length=16))
+IMAGE = PatchEmbedding(image_size=(224, 224), patch_size=(32, 32), position=Learned(length=7 * 7), pad=False)
+SOUND = SegmentEmbedding(size=1024, position=Learned(length=24))
+PROJECTION = ProjectionHead(pool=Pool(take=MeanTokens()), width=768)
 
 
-def describe(c: Config) -> Model:
-    equal_heads(c)
-    norm, init = LayerNorm(eps=c.layer_norm_eps), {"*": Normal(std=c.initializer_range)}
+def encoder(embedding: Embedding, stack: Stack, head: Head | None = None) -> EncoderModel:
+    return EncoderModel(width=768, embedding=embedding, encoder=stack, head=head, init=INIT)
 
-    def stack(depth: int) -> Stack:
-        mlp = MLP(width=c.intermediate_size, activation=activation_named(c.hidden_act))
-        block = Block(
-            attention=Sublayer(pre_norm=norm, op=Attention(num_heads=c.num_attention_heads)),
-            feedforward=Sublayer(pre_norm=norm, op=mlp),
-        )
-        return Stack(layers=block, depth=depth, norm=norm)
 
-    def encoder(embedding: Embedding, depth: int, head: Head | None = None) -> EncoderModel:
-        return EncoderModel(width=c.hidden_size, embedding=embedding, encoder=stack(depth), head=head, init=init)
+TEMPLATE = HiddenSpansModel(
+    width=768,
+    embedding=TEXT,
+    encoder=STACK,
+    image=Tower(model=encoder(IMAGE, STACK), token=4),
+    audio=Tower(model=encoder(SOUND, STACK), token=5),
+    hidden_text=encoder(SPAN, SMALL_STACK, PROJECTION),
+    hidden_audio=encoder(SOUND, SMALL_STACK, PROJECTION.replace(name="audio_embeds")),
+    head=HiddenSpansHead(width=768, text=6, audio=7, scale=2.6592),
+    init=INIT,
+    ties=(("hidden_text.embedding.tokens.weight", "embedding.tokens.weight"),),
+)
 
-    def read(length: int) -> TextEmbedding:
-        return TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size), position=Learned(length=length))
 
+def patches(c: Config) -> int:
     size, patch = (c.image_size, c.image_size), (c.patch_size, c.patch_size)
-    pixels = PatchEmbedding(image_size=size, patch_size=patch, channels=c.num_channels, pad=False)
-    pixels = pixels.replace(position=Learned(length=math.prod(pixels.grid)))
-    sound = SegmentEmbedding(size=c.segment_size, position=Learned(length=c.num_segments))
-    mean = Pool(take=MeanTokens())
-    text = ProjectionHead(pool=mean, width=c.projection_dim)
-    audio = text.replace(name="audio_embeds")
-    return HiddenSpansModel(
-        width=c.hidden_size,
-        embedding=read(c.max_position_embeddings),
-        encoder=stack(c.num_hidden_layers),
-        image=Tower(model=encoder(pixels, c.num_image_layers), token=c.image_token_index),
-        audio=Tower(model=encoder(sound, c.num_audio_layers), token=c.audio_token_index),
-        hidden_text=encoder(read(c.max_span_positions), c.num_span_layers, text),
-        hidden_audio=encoder(sound, c.num_span_layers, audio),
-        head=HiddenSpansHead(
-            width=c.projection_dim, text=c.text_mask_index, audio=c.audio_mask_index, scale=c.logit_scale_init_value
-        ),
-        init=init,
-        ties=(("hidden_text.embedding.tokens.weight", "embedding.tokens.weight"),),
-    )
+    return math.prod(PatchEmbedding(image_size=size, patch_size=patch).grid)
 
 
-def rules(spec: Model) -> list[Rule]:
+def weights(spec: Model) -> Weights:
     raise ValueError("reserve checkpoints cannot be loaded; load a folder saved by anyformer (with spec.json)")
 
 
@@ -103,10 +69,38 @@ FAMILIES = (
         name="reserve",
         about="MERLOT Reserve: one encoder for video frames, sounds and texts, trained to match masked spans",
         tokenizer="",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=(),
+        template=TEMPLATE,
+        classes={"": Class(TEMPLATE.head)},
+        config={
+            "hidden_size": ("width", "*.model.width", "hidden_text.width", "hidden_audio.width"),
+            "num_attention_heads": "**.num_heads",
+            "intermediate_size": "**.feedforward.op.width",
+            "hidden_act": activation("**.feedforward.op.activation"),
+            "layer_norm_eps": "**.eps",
+            "num_hidden_layers": "encoder.depth",
+            "num_image_layers": "image.model.encoder.depth",
+            "num_audio_layers": "audio.model.encoder.depth",
+            "num_span_layers": ("hidden_text.encoder.depth", "hidden_audio.encoder.depth"),
+            "projection_dim": ("head.width", "hidden_text.head.width", "hidden_audio.head.width"),
+            "logit_scale_init_value": "head.scale",
+            "vocab_size": "**.vocab_size",
+            "max_position_embeddings": "embedding.position.length",
+            "max_span_positions": "hidden_text.embedding.position.length",
+            "image_size": square("image.model.embedding.image_size"),
+            "patch_size": square("image.model.embedding.patch_size"),
+            "num_channels": "image.model.embedding.channels",
+            "segment_size": ("audio.model.embedding.size", "hidden_audio.embedding.size"),
+            "num_segments": ("audio.model.embedding.position.length", "hidden_audio.embedding.position.length"),
+            "image_token_index": "image.token",
+            "audio_token_index": "audio.token",
+            "text_mask_index": "head.text",
+            "audio_mask_index": "head.audio",
+            "initializer_range": "**.init.*.std",
+            "problem_type": None,
+        },
+        computed={"image.model.embedding.position.length": patches},
+        checks=(equal_heads,),
+        weights=weights,
         sizes={"reserve-tiny": Size(SMALL, note="our own size: frames of 64 x 64, segments of one second")},
     ),
 )

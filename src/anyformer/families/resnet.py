@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Absent, ConfigField, Field, activation_at
-from anyformer.families.base.template import Config
+from anyformer.families.base.fields import Absent
+from anyformer.families.base.template import Class, Config, Entry, activation
 from anyformer.families.shared.vision import BACKBONE, pair, unpair
 from anyformer.parts import (
     Activated, Block, ClassifyHead, Convolution, ConvolutionEmbedding, Convolutions, EncoderModel, ImageOutput, Kaiming,
@@ -60,17 +60,16 @@ def image_size(spec: Model) -> int | tuple[int, int]:
     return unpair(size)
 
 
-FIELDS: dict[str, ConfigField] = {
-    "num_channels": Field(3, "embedding.channels"),
-    "embedding_size": Field(64, "width"),
-    "hidden_sizes": Field((256, 512, 1024, 2048), widths),
-    "depths": Field((3, 4, 6, 3), depths),
-    "layer_type": Field("bottleneck", layer_type),
-    "hidden_act": Field("relu", activation_at("embedding.layers.0.activation")),
-    "downsample_in_first_stage": Field(False, downsamples_first_stage),
-    "downsample_in_bottleneck": Field(False, strides_first),
-    "image_size": Field(224, image_size),
-    "problem_type": Field(None, "head.problem"),
+CONFIG: dict[str, Any] = {
+    "num_channels": Entry(3, "embedding.channels"),
+    "embedding_size": Entry(64, "width"),
+    "hidden_sizes": Entry((256, 512, 1024, 2048), widths),
+    "depths": Entry((3, 4, 6, 3), depths),
+    "layer_type": Entry("bottleneck", layer_type),
+    "hidden_act": activation("embedding.layers.0.activation", default="relu"),
+    "downsample_in_first_stage": Entry(False, downsamples_first_stage),
+    "downsample_in_bottleneck": Entry(False, strides_first),
+    "image_size": Entry(224, image_size),
     **BACKBONE,
 }
 
@@ -80,7 +79,7 @@ def describe(c: Config) -> Model:
         raise ValueError(f"hidden_sizes {c.hidden_sizes} and depths {c.depths} need one number per stage")
     if c.layer_type not in ("basic", "bottleneck"):
         raise ValueError(f"layer_type={quote(c.layer_type)} is not valid; valid: basic, bottleneck")
-    activation = activation_named(c.hidden_act)
+    act = activation_named(c.hidden_act)
 
     def layers(width: int, stride: int = 1) -> tuple[Convolution, ...]:
         last = Convolution(activation="identity")
@@ -98,8 +97,8 @@ def describe(c: Config) -> Model:
         stride = 2 if i or c.downsample_in_first_stage else 1
         if changes := stride > 1 or width != before:  # then the first layer is the transition between stages
             skip = Convolution(kernel=1, stride=stride, activation="identity")
-            down.append(ResidualDown(width=width, layers=layers(width, stride), skip=skip, activation=activation))
-        step = Sublayer(op=Convolutions(layers=layers(width)), residual=Activated(activation=activation))
+            down.append(ResidualDown(width=width, layers=layers(width, stride), skip=skip, activation=act))
+        step = Sublayer(op=Convolutions(layers=layers(width)), residual=Activated(activation=act))
         stages.append(Stack(layers=Block(convolutions=step), depth=depth - changes))
         before = width
     bound = 1 / math.sqrt(before)
@@ -108,7 +107,7 @@ def describe(c: Config) -> Model:
     return EncoderModel(
         width=c.embedding_size,
         embedding=ConvolutionEmbedding(
-            layers=(Convolution(kernel=7, stride=2, activation=activation),),
+            layers=(Convolution(kernel=7, stride=2, activation=act),),
             channels=c.num_channels,
             image_size=pair(c.image_size),
         ),
@@ -148,11 +147,10 @@ FAMILIES = (
     Family(
         name="resnet",
         about="convolutional image classifiers, the baseline before vision Transformers",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=("ResNetForImageClassification", "ResNetModel"),
-        base=("ResNetModel",),
+        template=describe,
+        config=CONFIG,
+        weights=rules,
+        classes={"ResNetForImageClassification": Class(), "ResNetModel": Class(prefix="")},
         prefix="resnet.",
         pictures="ConvNext",
         sizes={

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Field, Ignored
-from anyformer.families.base.template import Config
+from anyformer.families.base.fields import Ignored
+from anyformer.families.base.template import Class, Config, Entry
 from anyformer.families.clip import tower_of
 from anyformer.families.clip_text_model import factor
 from anyformer.families.shared.nested import nested_config, nested_rules, read_nested
@@ -65,20 +65,19 @@ def rules(spec: TwoTowerModel | EncoderModel) -> list[Rule]:
 SIGLIP = Family(
     name="siglip",
     about="a text and an image encoder whose vectors are compared pair by pair",
-    fields={
+    template=describe,
+    config={
         "text_config": nested_config(TEXT, tower_of("text"), {}),
         "vision_config": nested_config(IMAGE, tower_of("image"), {}),
-        "initializer_factor": Field(1.0, lambda spec: factor(spec, "head.out.weight")),
-        "problem_type": Field(None, "head.problem"),
+        "initializer_factor": Entry(1.0, lambda spec: factor(spec, "head.out.weight")),
         "tie_last_hidden_states": Ignored(None, "the towers' configs decide"),
     },
-    describe=describe,
-    rules=rules,
-    architectures=("SiglipModel", "SiglipForImageClassification", *TEXT.architectures, *IMAGE.architectures),
-    base=("SiglipModel",),
-    prefixes={
-        **dict.fromkeys(TEXT.architectures, "text_model."),
-        **dict.fromkeys((*IMAGE.architectures, "SiglipForImageClassification"), "vision_model."),
+    weights=rules,
+    classes={
+        "SiglipModel": Class(prefix=""),
+        "SiglipForImageClassification": Class(prefix="vision_model."),
+        **dict.fromkeys(TEXT.architectures, Class(prefix="text_model.")),
+        **dict.fromkeys(IMAGE.architectures, Class(prefix="vision_model.")),
     },
     dropped=tuple(f"{tower}embeddings.position_ids" for tower in ("text_model.", "vision_model.", "~")),
     pictures="Siglip",

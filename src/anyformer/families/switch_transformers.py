@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field, Ignored, Removed, activation_at
-from anyformer.families.base.template import Config, parameter, rules_of
+from anyformer.families.base.fields import Ignored, Removed
+from anyformer.families.base.template import Class, Config, Entry, activation, parameter, rules_of
 from anyformer.families.shared import t5
 from anyformer.families.shared.heads import causal, read_mask
 from anyformer.parts import (
@@ -22,38 +22,39 @@ from anyformer.weights.rules import Stack as StackRule
 DENSE, SPARSE = "encoder.layers.dense", "encoder.layers.sparse.feedforward.op"
 TOKENS = "embedding.tokens.weight"
 
-FIELDS: dict[str, ConfigField] = {
-    "vocab_size": Field(32128, "embedding.tokens.vocab_size"),
-    "d_model": Field(768, "width"),
-    "d_kv": Field(64, f"{DENSE}.attention.op.head_width"),
-    "d_ff": Field(2048, f"{DENSE}.feedforward.op.width"),
-    "num_layers": Field(12, "encoder.depth"),
-    "num_decoder_layers": Field(12, "decoder.depth"),
-    "num_sparse_encoder_layers": Field(3),
-    "num_sparse_decoder_layers": Field(3),
-    "encoder_sparse_step": Field(None, lambda spec: step_of(spec.encoder)),  # default: from num_sparse_encoder_layers
-    "decoder_sparse_step": Field(None, lambda spec: step_of(spec.decoder)),  # default: from num_sparse_decoder_layers
-    "num_heads": Field(12, f"{DENSE}.attention.op.num_heads"),
-    "num_experts": Field(8, f"{SPARSE}.num_experts"),
-    "expert_capacity": Field(64, f"{SPARSE}.router.capacity"),
-    "router_bias": Field(False, f"{SPARSE}.router.bias"),
-    "router_jitter_noise": Field(0.01, f"{SPARSE}.router.jitter"),
-    "router_dtype": Field("float32", f"{SPARSE}.router.dtype"),
-    "router_z_loss_coef": Field(0.001, "head.balance.z_weight"),
-    "router_aux_loss_coef": Field(0.001, "head.balance.weight"),
-    "relative_attention_num_buckets": Field(32, "encoder.position.num_buckets"),
-    "relative_attention_max_distance": Field(128, "encoder.position.max_distance"),
-    "dropout_rate": Field(0.1, "encoder.dropout"),
-    "layer_norm_epsilon": Field(1e-6, "encoder.norm.eps"),
-    "initializer_factor": Field(1.0, lambda spec: spec.init["*norm.weight"].value),
-    "dense_act_fn": Field("relu", activation_at(f"{DENSE}.feedforward.op.activation")),
-    "tie_word_embeddings": Field(True, lambda spec: not isinstance(spec.embedding.tokens, SpareTableTokens)),
-    "pad_token_id": Field(0, "padding_token"),
-    "decoder_start_token_id": Field(None, "start_token"),
+CONFIG: dict[str, Any] = {
+    "vocab_size": Entry(32128, "embedding.tokens.vocab_size"),
+    "d_model": Entry(768, "width"),
+    "d_kv": Entry(64, f"{DENSE}.attention.op.head_width"),
+    "d_ff": Entry(2048, f"{DENSE}.feedforward.op.width"),
+    "num_layers": Entry(12, "encoder.depth"),
+    "num_decoder_layers": Entry(12, "decoder.depth"),
+    "num_sparse_encoder_layers": Entry(3),
+    "num_sparse_decoder_layers": Entry(3),
+    "encoder_sparse_step": Entry(None, lambda spec: step_of(spec.encoder)),  # default: from num_sparse_encoder_layers
+    "decoder_sparse_step": Entry(None, lambda spec: step_of(spec.decoder)),  # default: from num_sparse_decoder_layers
+    "num_heads": Entry(12, f"{DENSE}.attention.op.num_heads"),
+    "num_experts": Entry(8, f"{SPARSE}.num_experts"),
+    "expert_capacity": Entry(64, f"{SPARSE}.router.capacity"),
+    "router_bias": Entry(False, f"{SPARSE}.router.bias"),
+    "router_jitter_noise": Entry(0.01, f"{SPARSE}.router.jitter"),
+    "router_dtype": Entry("float32", f"{SPARSE}.router.dtype"),
+    "router_z_loss_coef": Entry(0.001, "head.balance.z_weight"),
+    "router_aux_loss_coef": Entry(0.001, "head.balance.weight"),
+    "relative_attention_num_buckets": Entry(32, "encoder.position.num_buckets"),
+    "relative_attention_max_distance": Entry(128, "encoder.position.max_distance"),
+    "dropout_rate": Entry(0.1, "encoder.dropout"),
+    "layer_norm_epsilon": Entry(1e-6, "encoder.norm.eps"),
+    "initializer_factor": Entry(1.0, lambda spec: spec.init["*norm.weight"].value),
+    "dense_act_fn": activation(f"{DENSE}.feedforward.op.activation", default="relu"),
+    "tie_word_embeddings": Entry(True, lambda spec: not isinstance(spec.embedding.tokens, SpareTableTokens)),
+    "pad_token_id": Entry(0, "padding_token"),
+    "decoder_start_token_id": Entry(None, "start_token"),
     "add_cross_attention": Ignored(False, "published code never reads it"),
     "is_causal": causal("decoder.layers.dense.attention.op.mask"),
-    "is_decoder": Field(False),  # read by encoder classes; other classes set it per stack
-    "is_encoder_decoder": Field(True),
+    "problem_type": None,
+    "is_decoder": Entry(False),  # read by encoder classes; other classes set it per stack
+    "is_encoder_decoder": Entry(True),
     "eos_token_id": Ignored(1, "used by generation"),
     "router_ignore_padding_tokens": Ignored(False, "published code never reads it"),
     "add_router_probs": Ignored(False, "published code never reads it"),
@@ -76,8 +77,8 @@ def step_of(stack: Stack) -> int:
 
 
 def describe(c: Config) -> Model:
-    activation = activation_named(c.dense_act_fn)
-    mlp = MLP(width=c.d_ff, activation=activation, bias=False, dropout=c.dropout_rate)
+    act = activation_named(c.dense_act_fn)
+    mlp = MLP(width=c.d_ff, activation=act, bias=False, dropout=c.dropout_rate)
     router = Switch(
         capacity=c.expert_capacity, bias=c.router_bias, jitter=float(c.router_jitter_noise), dtype=c.router_dtype
     )
@@ -187,14 +188,14 @@ FAMILIES = (
         name="switch_transformers",
         about="encoder-decoders with experts, one expert per token",
         tokenizer="T5Tokenizer",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=(
-            "SwitchTransformersForConditionalGeneration",
-            "SwitchTransformersModel",
-            "SwitchTransformersEncoderModel",
-        ),
+        template=describe,
+        config=CONFIG,
+        weights=rules,
+        classes={
+            "SwitchTransformersForConditionalGeneration": Class(),
+            "SwitchTransformersModel": Class(),
+            "SwitchTransformersEncoderModel": Class(),
+        },
         aliases={"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
         sizes={
             "switch-base-8": size(8),

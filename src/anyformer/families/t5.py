@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field, Ignored, activation_at, tied
-from anyformer.families.base.template import Config, entry, rules_of
+from anyformer.families.base.fields import Ignored
+from anyformer.families.base.template import Class, Config, Entry, head_is_tied, rules_of
 from anyformer.families.shared.heads import causal, end_head, read_mask
 from anyformer.families.shared.t5 import (
     READS_SOURCE,
@@ -22,7 +22,7 @@ from anyformer.parts import (
     Block, ClassifyHead, EncoderDecoderModel, EncoderModel, GatedMLP, Head, LMHead, MLP, Model, SpanHead, TagHead,
     TextEmbedding, Tokens,
 )  # fmt: skip
-from anyformer.parts.activation import activation_named
+from anyformer.parts.activation import activation_named, published_name
 from anyformer.parts.mask import FULL
 from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import quote
@@ -94,37 +94,44 @@ def is_gated(spec: Model) -> bool:
     return isinstance(value_at(spec, FEEDFORWARD), GatedMLP)
 
 
+def classifier_dropout(spec: Any) -> float:
+    return spec.head.pool.dropout if isinstance(spec.head, ClassifyHead) else spec.head.dropout
+
+
+def activation(spec: Model) -> str:
+    return published_name(value_at(spec, f"{FEEDFORWARD}.activation"))
+
+
 def projection(spec: Model) -> str:
-    name = activation_at(f"{FEEDFORWARD}.activation")(spec)
+    name = activation(spec)
     return f"gated-{name.replace('gelu_new', 'gelu')}" if is_gated(spec) else name
 
 
-FIELDS: dict[str, ConfigField] = {
-    "vocab_size": Field(32128, "embedding.tokens.vocab_size"),
-    "d_model": Field(512, "width"),
-    "d_kv": Field(64, f"{ATTENTION}.head_width"),
-    "d_ff": Field(2048, f"{FEEDFORWARD}.width"),
-    "num_layers": Field(6, "encoder.depth"),
-    "num_decoder_layers": Field(None, "decoder.depth"),
-    "num_heads": Field(8, f"{ATTENTION}.num_heads"),
-    "relative_attention_num_buckets": Field(32, "encoder.position.num_buckets"),
-    "relative_attention_max_distance": Field(128, "encoder.position.max_distance"),
-    "dropout_rate": Field(0.1, "encoder.dropout"),
-    "classifier_dropout": entry("head[ClassifyHead].pool.dropout", "head.dropout", default=0.0),
-    "layer_norm_epsilon": Field(1e-6, "encoder.norm.eps"),
-    "initializer_factor": Field(1.0, lambda spec: spec.init["*norm.weight"].value),
-    "feed_forward_proj": Field("relu", projection),
-    "dense_act_fn": Field(None, activation_at(f"{FEEDFORWARD}.activation")),  # default: as in feed_forward_proj
-    "is_gated_act": Field(None, is_gated),  # default: as in feed_forward_proj
-    "tie_word_embeddings": Field(True, tied(LMHead)),
-    "scale_decoder_outputs": Field(None, lambda spec: spec.head.scale is not None),
-    "pad_token_id": Field(0, "padding_token"),
-    "decoder_start_token_id": Field(None, "start_token"),
-    "eos_token_id": Field(1, "head.pool.take.token"),
-    "problem_type": Field(None, "head.problem"),
+CONFIG: dict[str, Any] = {
+    "vocab_size": Entry(32128, "embedding.tokens.vocab_size"),
+    "d_model": Entry(512, "width"),
+    "d_kv": Entry(64, f"{ATTENTION}.head_width"),
+    "d_ff": Entry(2048, f"{FEEDFORWARD}.width"),
+    "num_layers": Entry(6, "encoder.depth"),
+    "num_decoder_layers": Entry(None, "decoder.depth"),
+    "num_heads": Entry(8, f"{ATTENTION}.num_heads"),
+    "relative_attention_num_buckets": Entry(32, "encoder.position.num_buckets"),
+    "relative_attention_max_distance": Entry(128, "encoder.position.max_distance"),
+    "dropout_rate": Entry(0.1, "encoder.dropout"),
+    "classifier_dropout": Entry(0.0, classifier_dropout),
+    "layer_norm_epsilon": Entry(1e-6, "encoder.norm.eps"),
+    "initializer_factor": Entry(1.0, lambda spec: spec.init["*norm.weight"].value),
+    "feed_forward_proj": Entry("relu", projection),
+    "dense_act_fn": Entry(None, activation),  # default: as in feed_forward_proj
+    "is_gated_act": Entry(None, is_gated),  # default: as in feed_forward_proj
+    "tie_word_embeddings": Entry(True, head_is_tied("LMHead")),
+    "scale_decoder_outputs": Entry(None, lambda spec: spec.head.scale is not None),
+    "pad_token_id": Entry(0, "padding_token"),
+    "decoder_start_token_id": Entry(None, "start_token"),
+    "eos_token_id": Entry(1, "head.pool.take.token"),
     "is_causal": causal("decoder.layers.attention.op.mask"),
-    "is_decoder": Field(False),  # read by encoder classes; other classes set it per stack
-    "is_encoder_decoder": Field(True),
+    "is_decoder": Entry(False),  # read by encoder classes; other classes set it per stack
+    "is_encoder_decoder": Entry(True),
     "n_positions": Ignored(512, "the length of training texts, which nothing reads: relative positions have no limit"),
     "output_past": Ignored(True, "an old name of use_cache"),
 }
@@ -159,18 +166,17 @@ FAMILIES = (
         name="t5",
         about="text-to-text encoder-decoders",
         tokenizer="T5Tokenizer",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=(
-            "T5ForConditionalGeneration",
-            "T5Model",
-            "T5EncoderModel",
-            "T5ForTokenClassification",
-            "T5ForQuestionAnswering",
-            "T5ForSequenceClassification",
-        ),
-        prefixes={name: "transformer." for name in ("T5ForTokenClassification", "T5ForSequenceClassification")},
+        template=describe,
+        config=CONFIG,
+        weights=rules,
+        classes={
+            "T5ForConditionalGeneration": Class(),
+            "T5Model": Class(),
+            "T5EncoderModel": Class(),
+            "T5ForTokenClassification": Class(prefix="transformer."),
+            "T5ForQuestionAnswering": Class(),
+            "T5ForSequenceClassification": Class(prefix="transformer."),
+        },
         renamed={"T5WithLMHeadModel": "T5ForConditionalGeneration"},
         aliases={
             "hidden_size": "d_model",

@@ -8,82 +8,61 @@ import math
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field, activation_at
-from anyformer.families.base.template import Config, equal_heads
+from anyformer.families.base.template import Class, Config, Weights, activation, equal_heads
+from anyformer.families.shared.vision import square
 from anyformer.parts import (
     Attention, Block, Embedding, EncoderModel, LayerNorm, Learned, MLP, MeanTokens, Model, Normal, Pool, ProjectionHead,
     SegmentEmbedding, SpacesHead, Stack, Sublayer, TextEmbedding, ThreeTowerModel, Tokens, VideoEmbedding,
 )  # fmt: skip
-from anyformer.parts.activation import activation_named
-from anyformer.weights.rules import Rule
 
-STACK = "text.encoder"
-VIDEO, AUDIO = "video.embedding", "audio.embedding"
-
-FIELDS: dict[str, ConfigField] = {
-    "hidden_size": Field(768, "text.width"),
-    "num_hidden_layers": Field(12, f"{STACK}.depth"),
-    "num_attention_heads": Field(12, f"{STACK}.layers.attention.op.num_heads"),
-    "intermediate_size": Field(3072, f"{STACK}.layers.feedforward.op.width"),
-    "hidden_act": Field("gelu", activation_at(f"{STACK}.layers.feedforward.op.activation")),
-    "layer_norm_eps": Field(1e-6, f"{STACK}.norm.eps"),
-    "audio_space": Field(512, "width"),
-    "text_space": Field(256, "head.width"),
-    "temperature": Field(0.07, "head.temperature"),
-    "text_weight": Field(1.0, "head.weight"),
-    "vocab_size": Field(65536, "text.embedding.tokens.vocab_size"),
-    "max_position_embeddings": Field(16, "text.embedding.position.length"),
-    "num_frames": Field(32, f"{VIDEO}.frames"),
-    "frame_step": Field(4, f"{VIDEO}.frame_step"),
-    "image_size": Field(224, lambda spec: spec.video.embedding.image_size[0]),
-    "patch_size": Field(16, lambda spec: spec.video.embedding.patch_size[0]),
-    "num_channels": Field(3, f"{VIDEO}.channels"),
-    "segment_size": Field(128, f"{AUDIO}.size"),
-    "num_segments": Field(1200, f"{AUDIO}.position.length"),
-    "token_drop": Field(0.5, f"{AUDIO}.token_drop"),
-    "initializer_range": Field(0.02, lambda spec: spec.text.init["*"].std),
-}
+NORM, INIT = LayerNorm(eps=1e-6), {"*": Normal(std=0.02)}
+STACK = Stack(
+    depth=12,
+    layers=Block(
+        attention=Sublayer(pre_norm=NORM, op=Attention(num_heads=12)),
+        feedforward=Sublayer(pre_norm=NORM, op=MLP(width=3072, activation="gelu")),
+    ),
+    norm=NORM,
+)
 
 
-def describe(c: Config) -> Model:
-    equal_heads(c)
-    norm = LayerNorm(eps=c.layer_norm_eps)
-    mlp = MLP(width=c.intermediate_size, activation=activation_named(c.hidden_act))
-    block = Block(
-        attention=Sublayer(pre_norm=norm, op=Attention(num_heads=c.num_attention_heads)),
-        feedforward=Sublayer(pre_norm=norm, op=mlp),
-    )
-    stack = Stack(layers=block, depth=c.num_hidden_layers, norm=norm)
-    video = VideoEmbedding(
-        frames=c.num_frames,
-        frame_step=c.frame_step,
-        image_size=(c.image_size,) * 2,
-        patch_size=(c.patch_size,) * 2,
-        channels=c.num_channels,
-        token_drop=c.token_drop,
-        pad=False,
-    )
-    words = TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size), position=Learned(length=c.max_position_embeddings))
-    sound = SegmentEmbedding(size=c.segment_size, position=Learned(length=c.num_segments), token_drop=c.token_drop)
-
-    def tower(name: Any, embedding: Embedding, width: int, pool: Pool) -> EncoderModel:
-        head = ProjectionHead(pool=pool, width=width, name=name)
-        init = {"*": Normal(std=c.initializer_range)}
-        return EncoderModel(width=c.hidden_size, embedding=embedding, encoder=stack, head=head, init=init)
-
-    mean, deep = Pool(take=MeanTokens()), Pool(take=MeanTokens(), dense=True, activation="relu")
-    return ThreeTowerModel(
-        width=c.audio_space,
-        text=tower("text_embeds", words, c.text_space, mean),
-        video=tower("video_embeds", video.replace(position=Learned(length=math.prod(video.grid))), c.audio_space, deep),
-        audio=tower("audio_embeds", sound, c.audio_space, mean),
-        head=SpacesHead(width=c.text_space, temperature=c.temperature, weight=c.text_weight),
-        init={"*": Normal(std=c.initializer_range)},
-        ties=(("video.encoder", STACK), ("audio.encoder", STACK)),
-    )
+def tower(name: Any, embedding: Embedding, width: int = 512, **pool: Any) -> EncoderModel:
+    head = ProjectionHead(pool=Pool(take=MeanTokens(), **pool), width=width, name=name)
+    return EncoderModel(width=768, embedding=embedding, encoder=STACK, head=head, init=INIT)
 
 
-def rules(spec: Model) -> list[Rule]:
+TEMPLATE = ThreeTowerModel(
+    width=512,
+    text=tower("text_embeds", TextEmbedding(tokens=Tokens(vocab_size=65536), position=Learned(length=16)), width=256),
+    video=tower(
+        "video_embeds",
+        VideoEmbedding(
+            frames=32,
+            frame_step=4,
+            image_size=(224, 224),
+            patch_size=(16, 16),
+            position=Learned(length=8 * 14 * 14),
+            token_drop=0.5,
+            pad=False,
+        ),
+        dense=True,
+        activation="relu",
+    ),
+    audio=tower("audio_embeds", SegmentEmbedding(size=128, position=Learned(length=1200), token_drop=0.5)),
+    head=SpacesHead(width=256, temperature=0.07, weight=1.0),
+    init=INIT,
+    ties=(("video.encoder", "text.encoder"), ("audio.encoder", "text.encoder")),
+)
+
+
+def patches(c: Config) -> int:
+    """Return the number of patches of a video."""
+    image, patch = (c.image_size, c.image_size), (c.patch_size, c.patch_size)
+    sizes: Any = {"frames": c.num_frames, "frame_step": c.frame_step, "image_size": image, "patch_size": patch}
+    return math.prod(VideoEmbedding(**sizes).grid)
+
+
+def weights(spec: Model) -> Weights:
     raise ValueError("VATT checkpoints cannot be loaded; load a folder saved by anyformer (with spec.json)")
 
 
@@ -105,10 +84,35 @@ FAMILIES = (
         name="vatt",
         about="one stack for videos, sounds and texts, whose vectors are compared",
         tokenizer="",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=(),
+        template=TEMPLATE,
+        classes={"": Class(TEMPLATE.head)},
+        config={
+            "hidden_size": ("text.width", "video.width", "audio.width"),
+            "num_hidden_layers": "*.encoder.depth",
+            "num_attention_heads": "*.encoder.layers.attention.op.num_heads",
+            "intermediate_size": "*.encoder.layers.feedforward.op.width",
+            "hidden_act": activation("*.encoder.layers.feedforward.op.activation"),
+            "layer_norm_eps": "**.eps",
+            "audio_space": ("width", "video.head.width", "audio.head.width"),
+            "text_space": ("head.width", "text.head.width"),
+            "temperature": "head.temperature",
+            "text_weight": "head.weight",
+            "vocab_size": "text.embedding.tokens.vocab_size",
+            "max_position_embeddings": "text.embedding.position.length",
+            "num_frames": "video.embedding.frames",
+            "frame_step": "video.embedding.frame_step",
+            "image_size": square("video.embedding.image_size"),
+            "patch_size": square("video.embedding.patch_size"),
+            "num_channels": "video.embedding.channels",
+            "segment_size": "audio.embedding.size",
+            "num_segments": "audio.embedding.position.length",
+            "token_drop": "*.embedding.token_drop",
+            "initializer_range": "**.init.*.std",
+            "problem_type": None,
+        },
+        computed={"video.embedding.position.length": patches},
+        checks=(equal_heads,),
+        weights=weights,
         sizes={
             "vatt-tiny": Size(SMALL, note="our own size: 8 frames of 64 x 64, 2 seconds of sound at 16 kHz"),
             "vatt-ma-medium": Size(MEDIUM, note="modality-agnostic: 32 frames of 224 x 224, 3.2 s at 48 kHz"),

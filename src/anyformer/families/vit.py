@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Absent, Field
+from anyformer.families.base.fields import Absent
 from anyformer.families.base.template import Class, Config, Entry, activation, choice, entry
 from anyformer.families.shared.vision import (
     EMBEDDING_WEIGHTS,
@@ -63,7 +63,7 @@ CONFIG: dict[str, Any] = {
     "hidden_size": "width",
     "num_hidden_layers": "encoder.depth",
     "num_attention_heads": f"{ATTENTION}.num_heads",
-    "head_dim": Field(None, head_width),
+    "head_dim": Entry(None, head_width),
     "intermediate_size": f"{INNER}.width",
     "hidden_act": activation(f"{INNER}.activation"),
     "hidden_dropout_prob": ("embedding.dropout", "encoder.layers.*.dropout"),

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Absent, Field, Fixed, Ignored
+from anyformer.families.base.fields import Absent, Fixed, Ignored
 from anyformer.families.base.template import Class, Config, Entry, choice, divides, read_only, require_integer, tied
 from anyformer.families.shared.summary import pool_entries
 from anyformer.parts import (
@@ -87,7 +87,7 @@ CONFIG: dict[str, Any] = {
     "gelu_activation": choice(f"{INNER}.activation", {True: "gelu", False: "relu"}),
     "causal": choice(f"{ATTENTION}.mask", {False: Full(), True: Causal()}),
     "use_lang_emb": Entry(True, languages_used, build=add_languages),
-    "n_langs": Field(1, languages),
+    "n_langs": Entry(1, languages),
     "max_position_embeddings": "embedding.position.length",
     "sinusoidal_embeddings": Entry(False, lambda spec: POSITIONS in spec.init),
     "embed_init_std": Entry(2048**-0.5, lambda spec: spec.init[TABLES].std),

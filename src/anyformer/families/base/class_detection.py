@@ -9,7 +9,7 @@ from typing import Any
 
 from anyformer import families
 from anyformer.families.base.family import Family
-from anyformer.families.base.fields import Field, named_class
+from anyformer.families.base.fields import Entry, named_class
 from anyformer.parts import Model
 from anyformer.specs.messages import nearest, quote
 from anyformer.weights.rules import match
@@ -68,7 +68,7 @@ def choose(
         except ValueError:  # more tensors are missing than a load may initialise
             continue
         if report.clean:
-            known = {name for name, field in family.fields.items() if isinstance(field, Field)}
+            known = {name for name, field in family.fields.items() if isinstance(field, Entry)}
             given = {family.aliases.get(name, name) for name in config}
             nameless = spec.replace(family="", architecture="", source={})
             fits.append(((len(report.dropped), len(known ^ given)), (family, architecture), nameless))

@@ -19,7 +19,7 @@ from anyformer.families.base.fields import (
     GENERATION,
     Absent,
     ConfigField,
-    Field,
+    Entry,
     Fixed,
     Removed,
     UnknownFieldWarning,
@@ -55,31 +55,20 @@ LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bi
 UNFIT = (TypeError, ArithmeticError, AttributeError, LookupError)  # raised by `describe` for invalid values
 
 
-def not_given(given: Any) -> Any:
-    raise NotImplementedError
-
-
 @dataclasses.dataclass(frozen=True)
 class Family:
     """One family of published models."""
 
     name: str  # config.json's model_type
     about: str
-    # a family as data; `fields`, `describe`, `rules`, `architectures`, `base` and `prefixes` are computed from these
-    template: Any = None  # the description with the published defaults
+    # the description with the published defaults; a function of the config if the structure depends on the config
+    template: Any
     classes: Mapping[str, Class] = dataclasses.field(default_factory=dict)  # {"": ...} if none is published
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # published field -> addresses or Entry
-    weights: Weights | Callable[[Any], Weights] = dataclasses.field(default_factory=dict)
+    weights: Weights | Callable[[Any], Weights | list[Rule]] = dataclasses.field(default_factory=dict)
     computed: Mapping[str, Callable[[Config], Any]] = dataclasses.field(default_factory=dict)  # address -> function
     checks: tuple[Callable[[Config], None], ...] = ()  # raise ValueError if config fields contradict each other
-    # a family whose structure is a function of its config gives these three instead
-    fields: Mapping[str, ConfigField] = dataclasses.field(default_factory=dict)
-    describe: Callable[[Config], Model] = not_given
-    rules: Callable[[Any], Sequence[Rule]] = not_given  # argument: a description from `describe`
-    architectures: tuple[str, ...] = ()  # class names, the default first; empty if none is published
-    base: tuple[str, ...] = ()  # classes without the prefix
-    prefix: str = ""  # of the base model's tensor names in the other classes
-    prefixes: Mapping[str, str] = dataclasses.field(default_factory=dict)  # class -> its prefix, if it is not `prefix`
+    prefix: str = ""  # of the base model's tensor names, in classes that give no prefix
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)  # alias -> config field
     dropped: tuple[str, ...] = ()  # name patterns of published tensors that are not loaded
     absent: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)  # see `fields_from_weights`
@@ -92,20 +81,29 @@ class Family:
     tokenizer: str | None = None  # tokenizer class of folders that name none; "": none is published
     # when transformers uses the defaults of its base class of tokenizers: if the folder names no class, or always
     base_tokenizer: Literal["", "unnamed", "always"] = ""
+    # computed
+    fields: Mapping[str, ConfigField] = dataclasses.field(init=False)
+    describe: Callable[[Config], Model] = dataclasses.field(init=False)
+    rules: Callable[[Any], Sequence[Rule]] = dataclasses.field(init=False)  # argument: a description
+    architectures: tuple[str, ...] = dataclasses.field(init=False)  # class names; empty if none is published
+    base: tuple[str, ...] = dataclasses.field(init=False)  # classes without the prefix
+    prefixes: Mapping[str, str] = dataclasses.field(init=False)  # class -> its prefix, if it is not `prefix`
 
     def __post_init__(self) -> None:
-        if self.template is None:
-            return
-        templates = {name: each.apply_to(self.template) for name, each in self.classes.items()}
+        template = self.template
+        templates = {} if callable(template) else {name: each.apply_to(template) for name, each in self.classes.items()}
         fields = resolve_fields(self.config, [*templates.values()])
 
         def describe(c: Config) -> Model:
             for check in self.checks:
                 check(c)
-            return fill_template(templates[c.architecture], fields, self.computed, c)
+            spec = template(c) if callable(template) else templates[c.architecture]
+            return fill_template(spec, fields, self.computed, c)
 
         def rules(spec: Model) -> list[Rule]:
             weights = self.weights(spec) if callable(self.weights) else self.weights
+            if isinstance(weights, list):
+                return weights
             cls = self.classes.get(spec.architecture, Class())  # a model inside another model has no class
             out = {cls.out: "head.out"} if cls.out else {}
             return [*rules_of({**cls.weights, **weights, **cls.weights, **out}, spec)]
@@ -200,17 +198,25 @@ class Family:
                 UnknownFieldWarning,
                 stacklevel=3,
             )
-        return self._read(config, architecture)
+        spec, plain, tables = self._describe(config, architecture)
+        recovered = self.recover(spec)
+        named = ("_class_name",) if self.library == "diffusers" else ()
+        not_kept = ("model_type", "architectures", "id2label", "label2id", "quantization_config", *named)
+        kept = {**{n: v for n, v in plain.items() if n not in not_kept}, **tables}
+        return spec.replace(source={n: v for n, v in kept.items() if n not in recovered or recovered[n] != v})
 
     def _unknown_fields(self, name: str, value: Any) -> list[str]:
         """Return the names in a field that the published class does not know: the field itself or keys inside it."""
         field = self.all_fields.get(self.aliases.get(name, name))
-        if isinstance(field, Field) and field.within and isinstance(value, Mapping):
+        if isinstance(field, Entry) and field.within and isinstance(value, Mapping):
             return [f"{name}.{inner}" for inner in value if inner not in field.within]
         unknown = field is None or (isinstance(field, Removed) and not field.takes(value))
         return [name] if unknown and name not in GENERATION else []
 
-    def _read(self, config: Mapping[str, Any], architecture: str | None = None) -> Model:
+    def _describe(
+        self, config: Mapping[str, Any], architecture: str | None = None
+    ) -> tuple[Model, dict[str, Any], dict[str, Any]]:
+        """Return the description of a config without its source, the config without aliases, and its label names."""
         # if a field has a value under both names, the alias wins, as in the published classes
         plain = {name: value for name, value in config.items() if name not in self.aliases}
         aliased = {self.aliases[name]: value for name, value in config.items() if name not in plain}
@@ -230,7 +236,7 @@ class Family:
                 field.default, (float, dict)
             ):  # null means the default: nothing else could run
                 continue
-            if isinstance(field, Field) and (reason := explain_misfit(name, value, field)):
+            if isinstance(field, Entry) and (reason := explain_misfit(name, value, field)):
                 raise ValueError(f"{self.name} config: {name}={quote(value)} is {reason}")
             check_count(name, value)
             setattr(values, name, False if value is None and isinstance(field.default, bool) else value)
@@ -246,16 +252,12 @@ class Family:
             raise ValueError(f"{self.name} config: {shorten(str(error), 800)}") from None
         except UNFIT as error:
             raise ValueError(f"{self.name} config: {self._name_bad_field(values, config)}") from error
-        recovered = self.recover(spec)
-        named = ("_class_name",) if self.library == "diffusers" else ()
-        not_kept = ("model_type", "architectures", "id2label", "label2id", "quantization_config", *named)
-        kept = {**{n: v for n, v in config.items() if n not in not_kept}, **tables}
-        return spec.replace(source={n: v for n, v in kept.items() if n not in recovered or recovered[n] != v})
+        return spec, config, tables
 
     def _name_bad_field(self, values: Config, config: Mapping[str, Any]) -> str:
         """Return a message that names the field whose value cannot be described (0 heads): with its default, it can.
         Fields whose type differs from their default's are tried first, then empty and zero values."""
-        fields = {n: field for n, field in self.all_fields.items() if n in config and isinstance(field, Field)}
+        fields = {n: field for n, field in self.all_fields.items() if n in config and isinstance(field, Entry)}
         for name in sorted(fields, key=lambda n: (isinstance(config[n], type(fields[n].default)), bool(config[n]))):
             default = {name: fields[name].default}
             unaliased = SimpleNamespace(**{**vars(values.unaliased), **default})
@@ -270,7 +272,7 @@ class Family:
 
     def part(self, config: Mapping[str, Any], architecture: str) -> Model:
         """Return the description of a config inside another config, without family, class and source."""
-        return self._read(config, architecture).replace(family="", architecture="", source={})
+        return self._describe(config, architecture)[0].replace(family="", architecture="")
 
     def _choose_class(self, config: Mapping[str, Any], requested: str | None) -> str:
         """Return the requested class, else the first class of the config, else the first class of the family."""
@@ -295,13 +297,13 @@ class Family:
             **{name: None for name, field in self.all_fields.items() if outside_vocabulary(name, field, size)},
             **kept,
         }
-        inert = {n: v for n, v in kept.items() if not isinstance(self.all_fields.get(n), Field)}
+        inert = {n: v for n, v in kept.items() if not isinstance(self.all_fields.get(n), Entry)}
         mismatches, trained = [], None
         for config in ({**recovered, **kept}, {**kept, **recovered}, {**recovered, **inert}):
             named = {"architectures": [spec.architecture], "model_type": self.name}
             config = {**({"_class_name": spec.architecture} if self.library == "diffusers" else named), **config}
-            reread = self._read(config)
-            if reread.replace(source={}, note="") == spec.replace(source={}, note=""):
+            reread, *_ = self._describe(config)
+            if reread == spec.replace(source={}, note=""):
                 return config
             if trained is None and without_init(reread) == without_init(spec):
                 trained = config
@@ -318,7 +320,7 @@ class Family:
         """Return the config fields of a description, without fields that have no effect."""
         config = {}
         for name, field in self.fields.items():
-            if isinstance(field, Field):
+            if isinstance(field, Entry):
                 with contextlib.suppress(Absent):
                     config[name] = tag_floats(field.recover(spec))
         return config

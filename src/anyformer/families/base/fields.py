@@ -1,66 +1,74 @@
-"""The fields of a published config.json: those that shape the model (Field), those without effect (Ignored), those with
+"""The fields of a published config.json: those that shape the model (Entry), those without effect (Ignored), those with
 few supported values (Fixed, Removed), and the fields that every published config may have (COMMON)."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from anyformer.parts import Model
-from anyformer.parts.activation import ACTIVATION_NAMES, published_name
+from anyformer.parts.activation import ACTIVATION_NAMES
 from anyformer.parts.head.losses import Problem
-from anyformer.specs.addresses import value_at
+from anyformer.specs.addresses import Path, find, value_at
 from anyformer.specs.frozen import LEAVES, only_leaves
 from anyformer.specs.messages import nearest, quote
 from anyformer.specs.part import thaw
 
 
 class Absent(Exception):
-    """Raised by a Field's path if the field is not written for this description."""
+    """Raised by a Entry's path if the field is not written for this description."""
+
+
+TEMPLATE: Any = type("Template", (), {"__repr__": lambda self: "the template's value"})()
+
+
+class Config(SimpleNamespace):
+    """The fields of one config.json; missing fields have their published defaults."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"this config has no field {name}")
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
 
 
 @dataclasses.dataclass(frozen=True)
-class Field:
-    """A config field that shapes the model: its published default, and the address (or function) to read it back."""
+class Entry:
+    """A config field that shapes the model: its published default and the addresses of its value. `read(value, config)`
+    converts the published value to the value at the addresses, and `write` is its inverse. If the field changes the
+    structure, `build` returns the new description after all values are set. `path` is an address or a function that
+    reads the field back, if the addresses do not."""
 
-    default: Any
+    default: Any = TEMPLATE
     path: str | Callable[[Any], Any] | None = None
     within: frozenset[str] = frozenset()  # if it is an object: its known keys
     choices: tuple[str, ...] = ()  # if it is a string: its valid values
+    addresses: tuple[str, ...] = ()
+    read: Callable[[Any, Config], Any] | None = None
+    write: Callable[[Any], Any] | None = None
+    build: Callable[[Any, Any, Config], Any] | None = None  # (description, value, config) -> description
+
+    def places(self, spec: Model) -> Iterator[tuple[Path, Any]]:
+        for address in self.addresses:
+            yield from find(spec, address)
 
     def recover(self, spec: Model) -> Any:
         """Return the field's value in a description. Raises Absent if the field is not written."""
-        if self.path is None:
-            raise Absent
-        try:
-            return thaw(self.path(spec) if callable(self.path) else value_at(spec, self.path))
-        except (ValueError, AttributeError, KeyError):
-            raise Absent from None
-
-
-def with_defaults(fields: Mapping[str, ConfigField], **defaults: Any) -> dict[str, ConfigField]:
-    """Return these fields of another family with different published defaults."""
-    return {name: dataclasses.replace(fields[name], default=default) for name, default in defaults.items()}
-
-
-def activation_at(path: str) -> Callable[[Model], str]:
-    """Return a path function that reads an activation under its published name."""
-    return lambda spec: published_name(value_at(spec, path))
-
-
-def tied(*heads: type) -> Callable[[Model], bool]:
-    """Return a path function: whether a head of these types shares the embedding's weights."""
-
-    def read(spec: Model) -> bool:
-        if not isinstance(spec.head, heads):
-            raise Absent
-        return any(name.startswith("head.") for name, _ in spec.ties)
-
-    return read
+        if self.path is not None:
+            try:
+                return thaw(self.path(spec) if callable(self.path) else value_at(spec, self.path))
+            except (ValueError, AttributeError, KeyError):
+                raise Absent from None
+        for _, value in self.places(spec):
+            with contextlib.suppress(AttributeError, KeyError):  # no config has this value
+                return thaw(value if self.write is None else self.write(value))
+        raise Absent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +110,7 @@ class UnknownFieldWarning(UserWarning):
     """A config has fields that its published class does not know; they have no effect."""
 
 
-ConfigField = Field | Ignored | Fixed
+ConfigField = Entry | Ignored | Fixed
 
 
 PROBLEMS: tuple[str, ...] = typing.get_args(Problem)
@@ -227,14 +235,14 @@ NUMBERS = re.compile("(dropout|_size|_dim|_id|_layers|_step|_embeddings)$")
 FLAGS = re.compile("^(is|tie|scale)_")
 
 
-def allowed_words(name: str, field: Field) -> tuple[str, ...]:
+def allowed_words(name: str, field: Entry) -> tuple[str, ...]:
     """Return the valid strings of a field, whether or not the class reads it; () if any string is valid."""
     if name == "problem_type":
         return PROBLEMS
     return field.choices or (ACTIVATION_NAMES if "act" in name and field.default in ACTIVATION_NAMES else ())
 
 
-def explain_misfit(name: str, value: Any, field: Field) -> str:
+def explain_misfit(name: str, value: Any, field: Entry) -> str:
     """Return why the value is invalid for the field, or "" if it is valid or checked later by the description."""
     default = field.default
     if isinstance(value, float) and not math.isfinite(value):

@@ -7,61 +7,23 @@ there. The default is the template's value. Addresses that a class does not have
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
-from anyformer.families.base.fields import Absent, ConfigField, Field
+from anyformer.families.base.fields import TEMPLATE, Absent, ConfigField
+from anyformer.families.base.fields import Config as Config
+from anyformer.families.base.fields import Entry as Entry
 from anyformer.parts import Head, Model
 from anyformer.parts.activation import activation_named, published_name
 from anyformer.specs.addresses import Path, check_all, children, deferred_checks, edit, find, replace_all, value_at
 from anyformer.specs.messages import nearest, quote
-from anyformer.specs.part import Part, conform, hints, thaw
+from anyformer.specs.part import Part, conform, hints
 from anyformer.weights.rules import Copies, Interleave, Rename, Reshape, Rule, Split, Transpose
 
-TEMPLATE: Any = type("Template", (), {"__repr__": lambda self: "the template's value"})()
-
-
-class Config(SimpleNamespace):
-    """The fields of one config.json; missing fields have their published defaults."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"this config has no field {name}")
-
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
-
-
 # -- entries ----------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry(Field):
-    """A published field and the addresses of its value. `read(value, config)` converts the published value to the value
-    at the addresses, and `write` is its inverse. If the field changes the structure, `build` returns the new
-    description after all values are set, and `path` reads the field back from it."""
-
-    default: Any = TEMPLATE
-    addresses: tuple[str, ...] = ()
-    read: Callable[[Any, Config], Any] | None = None
-    write: Callable[[Any], Any] | None = None
-    build: Callable[[Any, Any, Config], Any] | None = None  # (description, value, config) -> description
-
-    def places(self, spec: Model) -> Iterator[tuple[Path, Any]]:
-        for address in self.addresses:
-            yield from find(spec, address)
-
-    def recover(self, spec: Model) -> Any:
-        if self.path is not None:
-            return super().recover(spec)
-        for _, value in self.places(spec):
-            with contextlib.suppress(AttributeError, KeyError):  # no config has this value
-                return thaw(value if self.write is None else self.write(value))
-        raise Absent
 
 
 def omit_field(spec: Model) -> Any:
@@ -146,12 +108,18 @@ def tied(default: bool, **outputs: str) -> Entry:
         address = outputs.get(type(spec.head).__name__)
         return spec.replace(ties=(*spec.ties, (address, "embedding.tokens.weight"))) if address and value else spec
 
+    return Entry(default, head_is_tied(*outputs), build=build)
+
+
+def head_is_tied(*heads: str) -> Callable[[Model], bool]:
+    """Return a path function: whether a head of these types shares the embedding's weights."""
+
     def recover(spec: Model) -> bool:
-        if type(spec.head).__name__ not in outputs:
+        if type(spec.head).__name__ not in heads:
             raise Absent
         return any(name.startswith("head.") for name, _ in spec.ties)
 
-    return Entry(default, recover, build=build)
+    return recover
 
 
 def read_only(default: Any = None, **more: Any) -> Entry:

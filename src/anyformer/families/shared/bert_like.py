@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from anyformer.families.base import template
-from anyformer.families.base.fields import ConfigField, Field, Removed
+from anyformer.families.base.fields import ConfigField, Entry, Removed
 from anyformer.families.base.template import Config, equal_heads
 from anyformer.families.shared.heads import causal, read_mask
 from anyformer.parts import (
@@ -115,7 +115,7 @@ def head_dropout(*addresses: str) -> template.Entry:
 
 DECODER_FIELDS: dict[str, ConfigField] = {
     "is_decoder": template.Entry(False, lambda spec: stack_name(spec) == "decoder", build=build_decoder),
-    "add_cross_attention": Field(False, lambda spec: "cross" in getattr(spec, stack_name(spec)).layers.steps),
+    "add_cross_attention": Entry(False, lambda spec: "cross" in getattr(spec, stack_name(spec)).layers.steps),
     "is_causal": causal("decoder.layers.attention.op.mask"),
     "classifier_dropout": head_dropout(
         "head[ClassifyHead].pool.dropout", "head[MultipleChoiceHead].pool.dropout", "head[TagHead].dropout"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from anyformer.families.base.fields import Absent, Field
+from anyformer.families.base.fields import Absent
 from anyformer.families.base.template import Class, Config, Entry, entry, read_only
 from anyformer.parts import (
     All, Causal, ClassifyHead, Full, Head, LMHead, LastOccurrence, LastToken, Mask, Model, MultipleChoiceHead, Pool,
@@ -20,7 +20,7 @@ def tag_bias(spec: Model) -> bool:
     return False
 
 
-def causal(path: str | Callable[[Any], Mask]) -> Field:
+def causal(path: str | Callable[[Any], Mask]) -> Entry:
     """The field `is_causal`; False makes a decoder bidirectional (an embedding model). `path` leads to the mask.
     It is written only if False: in some published kernels, True makes encoders and cross-attention causal as well."""
 
@@ -29,7 +29,7 @@ def causal(path: str | Callable[[Any], Mask]) -> Field:
             raise Absent
         return False
 
-    return Field(True, read)
+    return Entry(True, read)
 
 
 def read_mask(c: Config) -> Mask:
@@ -72,7 +72,7 @@ def causal_mask(address: str) -> Entry:
     return entry(address, default=True, read=lambda value, c: Causal() if value else Full(), write=write)
 
 
-def windowed_mask(address: str) -> dict[str, Field]:
+def windowed_mask(address: str) -> dict[str, Entry]:
     """`sliding_window` and `is_causal`: the window size, and whether tokens see only earlier ones."""
     return {
         "sliding_window": entry(address, read=lambda size, c: decoder_mask(size, c.is_causal), write=window_size),
@@ -80,7 +80,7 @@ def windowed_mask(address: str) -> dict[str, Field]:
     }
 
 
-def optional_window(address: str, default: int) -> dict[str, Field]:
+def optional_window(address: str, default: int) -> dict[str, Entry]:
     """Like `windowed_mask`, but sliding_window (with this published default) needs use_sliding_window=True."""
 
     def mask(spec: Model) -> Mask:
@@ -90,7 +90,7 @@ def optional_window(address: str, default: int) -> dict[str, Field]:
         return decoder_mask(size if c.use_sliding_window else None, c.is_causal)
 
     return {
-        "use_sliding_window": Field(False, lambda spec: window_size(mask(spec)) is not None),
+        "use_sliding_window": Entry(False, lambda spec: window_size(mask(spec)) is not None),
         "sliding_window": entry(address, default=default, read=read, write=window_size),
         "is_causal": causal(mask),
     }

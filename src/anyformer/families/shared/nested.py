@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from anyformer.families.base.family import Family
-from anyformer.families.base.fields import GENERATION, Field
+from anyformer.families.base.fields import GENERATION, Entry
 from anyformer.parts import Model
 from anyformer.specs.messages import quote
 from anyformer.weights.rules import Rule
@@ -19,9 +19,9 @@ def read_nested(name: str, config: Any, family: Family, architecture: str, **kno
     return family.part({**config, **known}, architecture)
 
 
-def nested_config(family: Family, part: Callable[[Any], Model], default: Any = None) -> Field:
+def nested_config(family: Family, part: Callable[[Any], Model], default: Any = None) -> Entry:
     """Return a field that contains the config of the model `part(spec)`."""
-    return Field(default, lambda spec: family.recover(part(spec)), frozenset((*family.all_fields, *GENERATION)))
+    return Entry(default, lambda spec: family.recover(part(spec)), frozenset((*family.all_fields, *GENERATION)))
 
 
 def nested_rules(rules: Iterable[Rule], prefix: str, theirs: str = "", ours: str = "") -> list[Rule]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer import families
-from anyformer.families.base.fields import COMMON, Absent, Field
+from anyformer.families.base.fields import COMMON, Absent, Entry
 from anyformer.parts import Model
 from anyformer.specs.part import Table, thaw
 
@@ -17,7 +17,7 @@ def token_ids(spec: Model) -> dict[str, Any]:
     for name in (n for n in known if n.endswith("_token_id")):
         field = known[name]
         try:
-            value = field.recover(spec) if isinstance(field, Field) else None
+            value = field.recover(spec) if isinstance(field, Entry) else None
         except Absent:
             value = None
         value = value if value is not None else thaw(Table(spec.source)).get(name, field.default)
