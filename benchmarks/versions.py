@@ -129,8 +129,8 @@ def main() -> None:
         for tree in options.trees:
             env = {**os.environ, "PYTHONPATH": str(Path(tree).resolve())}
             command = [sys.executable, __file__, tree, "--device", options.device, *["--no-train"] * options.no_train]
-            line = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[-1]
-            rounds[tree].append(json.loads(line))
+            done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
+            rounds[tree].append(json.loads(done.stdout.splitlines()[-1]))
             if options.out is not None:
                 options.out.write_text(json.dumps(rounds, indent=1))
     old, new = options.trees
