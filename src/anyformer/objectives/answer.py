@@ -42,6 +42,8 @@ class Answer(Objective):
 
     optional_columns: ClassVar[tuple[str, ...]] = ("answer_start", "start_token", "end_token")
     command: ClassVar[str] = "run answer RUN QUESTION CONTEXT"
+    metrics: ClassVar[Metrics] = ANSWERS
+    columns: ClassVar[tuple[str, ...]] = ("question", "context", "answers")
 
     length: int = 384
     stride: Natural = 128
@@ -53,14 +55,6 @@ class Answer(Objective):
                 f"Answer: question_length={self.question_length} and stride={self.stride} leave no room"
                 f" for the context in {self.length} tokens"
             )
-
-    @property
-    def metrics(self) -> Metrics:
-        return ANSWERS
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("question", "context", "answers")
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> list[Record]:
         context = text_of(example, "context")

@@ -32,16 +32,10 @@ class NextToken(Objective, called=("CLM", "causal language modelling", "next-tok
 
     command: ClassVar[str] = "generate RUN PROMPT"
     loss_metrics: ClassVar[tuple[str, ...]] = LOSS_METRICS
+    baseline: ClassVar[Baseline] = "tokens"
+    packs: ClassVar[bool] = True
 
     apart: bool = True
-
-    @property
-    def baseline(self) -> Baseline:
-        return "tokens"
-
-    @property
-    def packs(self) -> bool:
-        return True
 
     def ids(self, text: str | LongText, tokenizer: Any) -> Iterator[list[int]]:
         return append_end(tokenizer.pieces(text), tokenizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import nn
@@ -29,20 +29,15 @@ from anyformer.specs.field_types import TwoOrMore
 class Choose(Objective):
     """Columns "text", "choices" (a list of `choices` texts) and "label", the index of the right choice."""
 
+    metrics: ClassVar[Metrics] = LABELS
+    columns: ClassVar[tuple[str, ...]] = ("text", "choices", "label")
+
     choices: TwoOrMore
     length: int | None = None
 
     @property
-    def metrics(self) -> Metrics:
-        return LABELS
-
-    @property
     def truncates(self) -> int | None:
         return self.length
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("text", "choices", "label")
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         text, choices = text_of(example, "text"), field(example, "choices")

@@ -34,6 +34,7 @@ class Classify(Objective):
     tokens, the longer text of a pair first."""
 
     command: ClassVar[str] = "run classify RUN TEXT"
+    baseline: ClassVar[Baseline] = "labels"
 
     labels: tuple[str, ...] = ()
     pair: bool = False
@@ -52,10 +53,6 @@ class Classify(Objective):
     @property
     def metrics(self) -> Metrics:
         return (TWO_LABELS if len(self.labels) == 2 else LABELS) if self.labels else NUMBERS
-
-    @property
-    def baseline(self) -> Baseline:
-        return "labels"
 
     @property
     def truncates(self) -> int | None:

@@ -20,14 +20,8 @@ class CTC(Sounds, called=("speech recognition", "connectionist temporal classifi
     """Columns "audio" (see `Sounds`) and "text", the transcript. The loss is per token and covers all alignments."""
 
     command: ClassVar[str] = "run transcribe RUN FILE"
-
-    @property
-    def metrics(self) -> Metrics:
-        return TRANSCRIPTS
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("audio", "text")
+    metrics: ClassVar[Metrics] = TRANSCRIPTS
+    columns: ClassVar[tuple[str, ...]] = ("audio", "text")
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         ids = concatenate(tokenizer.pieces(text_of(example, "text"), add_special_tokens=False))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ class Act(
     window of `steps` time steps is read each time. Actions are numbers, or indices below `choices` if that is not 0.
     With `asks=False` all returns-to-go are 0, which is behaviour cloning."""
 
+    columns: ClassVar[tuple[str, ...]] = ("states", "actions", "rewards")
+
     steps: Count = 20
     choices: Natural = 0
     scale: float = 1.0  # returns are divided by it; choose it so that they are of order 1
@@ -34,10 +36,6 @@ class Act(
     def check(self) -> None:
         if not self.scale > 0:
             raise ValueError(f"Act.scale is {self.scale}; it must be above 0, since returns are divided by it")
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("states", "actions", "rewards")
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         states, actions, rewards = (np.asarray(field(example, name)) for name in self.columns)

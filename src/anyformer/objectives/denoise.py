@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -114,16 +114,14 @@ class DocumentRotation(Noise):
 class Denoise(Rewrite, VocabularyObjective):
     """Apply `noises` in order and reconstruct the text. Default as in BART: permute all sentences, then infill 30 %."""
 
+    packs: ClassVar[bool] = True
+
     noises: tuple[Noise, ...] = (SentencePermutation(), TextInfilling())
 
     def check(self) -> None:
         super().check()
         if not self.noises:
             raise ValueError("Denoise.noises is empty")
-
-    @property
-    def packs(self) -> bool:
-        return True
 
     def reads(self, length: int) -> int:
         return length - 2  # begin and end

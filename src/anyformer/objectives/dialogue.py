@@ -26,13 +26,10 @@ class Dialogue(Objective, called=("SFT", "instruction tuning", "chat", "supervis
     optional_columns: ClassVar[tuple[str, ...]] = ("tools",)
     command: ClassVar[str] = "chat RUN"
     loss_metrics: ClassVar[tuple[str, ...]] = PERPLEXITY
+    columns: ClassVar[tuple[str, ...]] = ("messages",)
 
     length: TwoOrMore | None = None
     template: str | None = None  # default: the checkpoint's template
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("messages",)
 
     def ready(self, tokenizer: Any) -> Self:
         if tokenizer is None:

@@ -29,11 +29,9 @@ class Reconstruct(Pictures):
     """Column "image". Two terms: the mean squared error of the pixels, and `price` times the mean cost of a code (for
     DALL-E's codes: the KL divergence of their distribution from the uniform one, in nats)."""
 
-    price: NonNegative = 0.02
+    columns: ClassVar[tuple[str, ...]] = ("image",)
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("image",)
+    price: NonNegative = 0.02
 
     def module(self, model: TransformerModule) -> nn.Module:
         if not isinstance(model, AutoencoderModule):

@@ -99,6 +99,7 @@ class LabelledPictures(Pictures):
     """Columns "image" and "label", which is one of `labels`, by name or index."""
 
     fewest: ClassVar[tuple[int, str]] = (1, "one label")
+    columns: ClassVar[tuple[str, ...]] = ("image", "label")
 
     labels: tuple[str, ...]
 
@@ -107,10 +108,6 @@ class LabelledPictures(Pictures):
         least, words = self.fewest
         if len(self.labels) < least or len(set(self.labels)) < len(self.labels):
             raise ValueError(f"{type(self).__name__}.labels needs at least {words}, all different")
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("image", "label")
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         label = np.asarray(label_of(example, "label", self.labels), np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ class MaskedImage(Pictures, called=("SimMIM", "masked image modelling", "masked 
     """Column "image". Each time an image is seen, a random `share` of its squares is masked; a square is
     `unit` x `unit` patches. The loss is the mean absolute error of the masked pixels."""
 
+    columns: ClassVar[tuple[str, ...]] = ("image",)
+
     patch_size: tuple[int, int]  # as in the model
     unit: Count = 1
     share: float = 0.6
@@ -29,10 +32,6 @@ class MaskedImage(Pictures, called=("SimMIM", "masked image modelling", "masked 
             raise ValueError(f"MaskedImage: {self.unit} patches of {self.patch_size} do not divide {self.image_size}")
         if not 0 < self.share < 1:
             raise ValueError(f"MaskedImage.share is {self.share}; it must be between 0 and 1")
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("image",)
 
     @property
     def squares(self) -> tuple[int, int]:

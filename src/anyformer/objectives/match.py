@@ -21,19 +21,14 @@ class Captioned(Pictures):
     """Columns "image" and "text", a text or a list of texts from which one is drawn each time. A text ends with the
     tokenizer's end token and is truncated to `length` tokens."""
 
+    columns: ClassVar[tuple[str, ...]] = ("image", "text")
+    texts: ClassVar[tuple[str, ...]] = ("text",)
+
     length: TwoOrMore = 77
 
     @property
     def truncates(self) -> int | None:
         return self.length
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("image", "text")
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        return ("text",)
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         given = field(example, "text")

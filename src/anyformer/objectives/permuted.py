@@ -27,6 +27,7 @@ class Permuted(VocabularyObjective, called=("PLM", "permutation language modelli
     order is drawn anew each time. Texts are packed into rows."""
 
     loss_metrics: ClassVar[tuple[str, ...]] = PERPLEXITY
+    packs: ClassVar[bool] = True
 
     rate: float = 1 / 6
     longest: Count = 5
@@ -34,10 +35,6 @@ class Permuted(VocabularyObjective, called=("PLM", "permutation language modelli
     def check(self) -> None:
         if not 0 < self.rate < 1:
             raise ValueError(f"Permuted.rate is {self.rate}; it must be between 0 and 1")
-
-    @property
-    def packs(self) -> bool:
-        return True
 
     def ids(self, text: str | LongText, tokenizer: Any) -> Iterator[list[int]]:
         return tokenizer.pieces(text)

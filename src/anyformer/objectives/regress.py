@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,18 +27,13 @@ class Regress(Objective, called=("in-context regression",)):
     `context` pairs before it. With `scale`, functions are smooth instead of linear: samples of a Gaussian process with
     covariance exp(-distance^2 / 2 scale^2), approximated by random Fourier features [Rahimi and Recht 2007]."""
 
+    columns: ClassVar[tuple[str, ...]] = ("number",)
+    draws: ClassVar[bool] = True
+
     width: Count = 5
     context: Count = 40
     noise: NonNegative = 0.5
     scale: Positive | None = None
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("number",)
-
-    @property
-    def draws(self) -> bool:
-        return True
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         return {"number": np.asarray(field(example, "number"), dtype=np.int64)}

@@ -32,18 +32,12 @@ class MaskedAndNext(Masked, called=("NSP", "next sentence prediction")):
 
     command: ClassVar[str] = "run next-sentence RUN TEXT PAIR"
     loss_metrics: ClassVar[tuple[str, ...]] = ()  # the loss has terms that are not per token
+    partners: ClassVar[int] = 1
+    packs: ClassVar[bool] = False
 
     length: Annotated[int, Range(at_least=3)] | None = 512
     short: float = 0.1
     next_rate: float = 0.5
-
-    @property
-    def partners(self) -> int:
-        return 1
-
-    @property
-    def packs(self) -> bool:
-        return False
 
     def check(self) -> None:
         super().check()

@@ -37,6 +37,8 @@ class Tag(Objective, called=("NER",)):
     with `every` to all its tokens; other tokens have no label. Words with the tag -100 are ignored."""
 
     command: ClassVar[str] = "run tag RUN TEXT"
+    metrics: ClassVar[Metrics] = TAGS
+    columns: ClassVar[tuple[str, ...]] = ("words", "tags")
 
     labels: tuple[str, ...]
     every: bool = False
@@ -44,14 +46,6 @@ class Tag(Objective, called=("NER",)):
     def check(self) -> None:
         if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
             raise ValueError("Tag.labels needs at least two labels, all different")
-
-    @property
-    def metrics(self) -> Metrics:
-        return TAGS
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("words", "tags")
 
     @property
     def source_fields(self) -> dict[str, Any]:

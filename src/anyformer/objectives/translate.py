@@ -26,6 +26,8 @@ class Translate(Rewrite, called=("seq2seq", "summarize", "machine translation", 
 
     command: ClassVar[str] = "run translate RUN TEXT"
     loss_metrics: ClassVar[tuple[str, ...]] = LOSS_METRICS
+    metrics: ClassVar[Metrics] = TEXTS
+    columns: ClassVar[tuple[str, ...]] = ("source", "target")
 
     smoothing: Chance = 0.1  # label smoothing
     prefix: str = ""
@@ -35,16 +37,8 @@ class Translate(Rewrite, called=("seq2seq", "summarize", "machine translation", 
     target_length: TwoOrMore | None = None
 
     @property
-    def metrics(self) -> Metrics:
-        return TEXTS
-
-    @property
     def truncates(self) -> int | None:
         return self.length
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("source", "target")
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         if tokenizer.languages and not self.target_language:

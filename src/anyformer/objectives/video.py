@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ class MatchVideo(Objective, called=("VATT", "MIL-NCE")):
     near the clip, from which `candidates` are drawn each time. `frames` evenly spaced frames of a video are used. The
     negatives are the other examples of the same micro-batch on the same device."""
 
+    columns: ClassVar[tuple[str, ...]] = ("video", "audio", "text")
+    texts: ClassVar[tuple[str, ...]] = ("text",)
+
     image_size: tuple[int, int]  # height, width
     frames: Count
     rate: Count = 16000
@@ -36,14 +39,6 @@ class MatchVideo(Objective, called=("VATT", "MIL-NCE")):
     def check(self) -> None:
         if min(self.image_size) < 1 or len(self.mean) != len(self.std):
             raise ValueError("MatchVideo needs a positive image_size, and one mean and std per channel")
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("video", "audio", "text")
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        return ("text",)
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         frames, images = frames_of(example, "video"), resizer(self.image_size, len(self.mean))

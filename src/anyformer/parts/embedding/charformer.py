@@ -5,7 +5,7 @@ B batch, T characters, M block sizes, N output vectors, D width.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,8 @@ class SubwordBlocks(
     character then mixes the blocks that contain it, weighted by a softmax of learned scores, and every `downsample`
     characters are averaged to one output vector."""
 
+    gives: ClassVar[tuple[str, ...]] = ()  # output vectors do not correspond to input tokens
+
     blocks: Count = 4  # M, the largest block size
     kernel: Natural = 5  # size of the convolution before the blocks; 0: no convolution
     calibrate: bool = False  # replace the block weights P by softmax(P P^T) P
@@ -36,10 +38,6 @@ class SubwordBlocks(
         super().check()
         if self.kernel and self.kernel % 2 == 0:
             raise ValueError(f"SubwordBlocks.kernel is {self.kernel}; it must be odd (centred on a character) or 0")
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ()  # output vectors do not correspond to input tokens
 
     def vectors(self, length: Any) -> Any:  # an int or a tensor of lengths
         return -(-length // self.downsample)

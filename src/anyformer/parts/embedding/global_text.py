@@ -37,6 +37,7 @@ class GlobalTextEmbedding(TextEmbedding, sees="itself"):
         "global_attention_mask",
     )
     input_kinds: ClassVar[Mapping[str, Kind]] = {"global_attention_mask": "mask"}
+    causal_alternative: ClassVar[str] = "TextEmbedding(tokens=...)"
 
     global_tokens: Literal["none", "first", "before", "after"] = "none"  # if no mask is given
     separator: int | None = None  # id of the separator token
@@ -48,10 +49,6 @@ class GlobalTextEmbedding(TextEmbedding, sees="itself"):
 
     def reaches(self) -> Sees | None:
         return super().reaches() if self.separator is None else "all"
-
-    @property
-    def causal_alternative(self) -> str:
-        return "TextEmbedding(tokens=...)"
 
     @property
     def gives(self) -> tuple[str, ...]:

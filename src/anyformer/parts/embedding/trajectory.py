@@ -47,6 +47,7 @@ class TrajectoryEmbedding(Embedding, sees="itself"):
         "returns_to_go": "floats",
         "timesteps": "integers",
     }
+    gives: ClassVar[tuple[str, ...]] = ("a row of tokens", "time steps")
 
     state_width: Count
     action_width: Count
@@ -55,10 +56,6 @@ class TrajectoryEmbedding(Embedding, sees="itself"):
     everywhere: Learned | None = None
     tokens: Tokens | None = None
     dropout: Chance = 0.0
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("a row of tokens", "time steps")
 
     def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
         widths = {"states": self.state_width, "actions": self.action_width, "returns_to_go": 1}

@@ -37,6 +37,7 @@ class HaloAttention(
 
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
     reads_grid: ClassVar[bool] = True
+    causal_alternative: ClassVar[str] = "Attention(num_heads=..., mask=Causal() & Window(size=...))"
 
     num_heads: Count
     block: Count = 1
@@ -56,10 +57,6 @@ class HaloAttention(
     @property
     def stride(self) -> Sides:
         return () if self.step == 1 else (self.step, self.step)
-
-    @property
-    def causal_alternative(self) -> str:
-        return "Attention(num_heads=..., mask=Causal() & Window(size=...))"
 
 
 class HaloAttentionModule(InHeads, of=HaloAttention):

@@ -89,6 +89,7 @@ class PooledAttention(Reshaping, sees="all", called=("MViT", "pooling attention"
 
     packs: ClassVar[bool] = False
     reads_grid: ClassVar[bool] = True
+    causal_alternative: ClassVar[str] = "Attention(num_heads=..., mask=Causal())"
 
     num_heads: Count
     queries: GridPool | None = None
@@ -121,10 +122,6 @@ class PooledAttention(Reshaping, sees="all", called=("MViT", "pooling attention"
     @property
     def stride(self) -> Sides:
         return () if self.queries is None else self.queries.stride
-
-    @property
-    def causal_alternative(self) -> str:
-        return "Attention(num_heads=..., mask=Causal())"
 
 
 class PooledAttentionModule(InHeads, of=PooledAttention):

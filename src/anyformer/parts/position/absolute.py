@@ -297,14 +297,11 @@ class Convolutional(AbsolutePosition, sees="all"):
     is stored as a direction and a length per tap (wav2vec 2.0 [Baevski et al. 2020])."""
 
     numbered: ClassVar[bool] = False
+    causal_alternative: ClassVar[str] = "Sinusoidal(length=...)"
 
     kernel: Count = 128
     groups: Count = 16
     activation: Activation = "gelu"
-
-    @property
-    def causal_alternative(self) -> str:
-        return "Sinusoidal(length=...)"
 
     def build(self, site: Site) -> nn.Module:
         if site.width % self.groups:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -107,6 +108,8 @@ def distance_in(ctx: Context, places: Tensor) -> Tensor:
 class BucketedBias(HeadwisePosition, sees="itself", called=("T5 bias", "relative position bias")):
     """One learned scalar per head and bucket of distances; far buckets are wider [Raffel et al. 2020]."""
 
+    can_share: ClassVar[bool] = True
+
     num_buckets: int = 32
     max_distance: int = 128
     both_ways: bool = True  # separate buckets for later keys, which a decoder never sees
@@ -118,10 +121,6 @@ class BucketedBias(HeadwisePosition, sees="itself", called=("T5 bias", "relative
         exact = self.num_buckets // least
         if self.max_distance <= exact:
             raise ValueError(f"BucketedBias.max_distance is {self.max_distance}; it must be above {exact}")
-
-    @property
-    def can_share(self) -> bool:
-        return True
 
 
 class BucketedBiasModule(AttentionPositionModule, of=BucketedBias):
@@ -248,12 +247,10 @@ class RelativeVectorsModule(DistanceModule, of=RelativeVectors):
 class Alibi(HeadwisePosition, sees="itself", called=("linear biases",)):
     """Scores fall linearly with the distance, with a fixed slope per head [Press et al. 2022]."""
 
+    can_share: ClassVar[bool] = True
+
     unpadded: bool = False  # pads do not count in distances (BLOOM)
     signed: bool = False  # later keys score higher (BLOOM)
-
-    @property
-    def can_share(self) -> bool:
-        return True
 
 
 class AlibiModule(AttentionPositionModule, of=Alibi):
