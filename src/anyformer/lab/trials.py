@@ -26,7 +26,7 @@ from filelock import FileLock
 
 from anyformer.checkpoint import check_free
 from anyformer.data import TextFiles
-from anyformer.inputs.optional_library import need
+from anyformer.inputs.optional_library import import_optional
 from anyformer.runtime.processes import end_with_parent
 from anyformer.train.progress import Metrics
 from anyformer.train.run import Run
@@ -289,7 +289,7 @@ def run_in_processes(trials: Trials, jobs: int, until: float) -> Iterator[Trial]
 def run_on_ray(trials: Trials, jobs: int, until: float) -> Iterator[Trial]:
     """Run trials in Ray workers, on this machine or on a cluster (RAY_ADDRESS) that shares the folder. Ray restarts the
     trials of killed workers."""
-    engine = need("ray", "ray", "--on ray")
+    engine = import_optional("ray", "ray", "--on ray")
     started = not engine.is_initialized()
     if started:
         start(engine, jobs)

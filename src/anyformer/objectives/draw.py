@@ -46,7 +46,7 @@ class Reconstruct(Pictures):
     def losses(self, trained: Any, batch: Batch) -> dict[str, Tensor]:
         pixels = batch["pixel_values"]
         out = trained(pixel_values=pixels)
-        error = (out[trained.spec.says].float() - pixels).square().flatten(1).mean(1).sum()
+        error = (out[trained.spec.output_name].float() - pixels).square().flatten(1).mean(1).sum()
         return {"pixels": error, **({"price": self.price * out["price"].mean(1).sum()} if self.price else {})}
 
 

@@ -21,7 +21,7 @@ from anyformer.parts.attention.attention import Attention, AttentionModule
 from anyformer.parts.mask import CAUSAL, Causal, Mask, SameBlock, Window
 from anyformer.parts.op import InHeads, Op
 from anyformer.parts.recurrent.mamba import PackedRows
-from anyformer.runtime.context import Context, at_places
+from anyformer.runtime.context import Context, select_tokens
 from anyformer.runtime.stores import PerRow, Store
 from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.runtime.visibility import see, text_positions
@@ -202,7 +202,7 @@ def tokens_before(ctx: Context) -> Tensor:
     if ctx.is_token is None:
         return ctx.index[..., :1].view(-1, 1)
     real = ctx.is_token.long()
-    return at_places(real.cumsum(-1) - real, ctx.index[..., :1])
+    return select_tokens(real.cumsum(-1) - real, ctx.index[..., :1])
 
 
 def complete(past: Tensor, begun: Tensor, count: int, kernel: int, stride: int) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from anyformer.parts.embedding.text import TextEmbedding, TextEmbeddingModule
 from anyformer.parts.recurrent.mamba import PackedRows
-from anyformer.runtime.context import Context, at_places, leading_pads
+from anyformer.runtime.context import Context, leading_pads, select_tokens
 from anyformer.runtime.state import State
 from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.part import Site
@@ -82,7 +82,7 @@ class SubwordBlocksModule(TextEmbeddingModule, of=SubwordBlocks):
         shifted = index - first
         is_token = (shifted >= 0) & (shifted < last)
         positions = shifted.clamp(min=0)
-        return at_places(x, positions), Context(index=index, positions=positions, is_token=is_token)
+        return select_tokens(x, positions), Context(index=index, positions=positions, is_token=is_token)
 
     def choices(self, spread: Tensor, real: Tensor) -> Tensor:
         """Return the weight of each block size at each character, (B, T, M)."""

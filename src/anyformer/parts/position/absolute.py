@@ -320,7 +320,7 @@ class ConvolutionalModule(InputPosition):
         self.starts = {"scale": std * width / math.sqrt(part.groups)}  # the length at the published initialisation
 
     def add(self, x: Tensor, ctx: Context) -> Tensor:
-        if ctx.documents is not None or (ctx.state is not None and ctx.places().shape[-1] != ctx.index.shape[-1]):
+        if ctx.documents is not None or (ctx.state is not None and ctx.key_indices().shape[-1] != ctx.index.shape[-1]):
             raise ValueError("Convolutional positions need one document per row and cannot decode step by step")
         if ctx.tokens is not None:
             x = x * ctx.tokens[..., None]  # pads count as 0

@@ -18,7 +18,7 @@ from anyformer.parts.base import PartModule
 from anyformer.parts.computed import Computed
 from anyformer.parts.position import dependency_tree
 from anyformer.parts.position.dependency_tree import Tree
-from anyformer.runtime.context import Context, InputExtra, at_places
+from anyformer.runtime.context import Context, InputExtra, select_tokens
 from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.part import Part, Sees, Site
 
@@ -102,7 +102,7 @@ def distance(index: Tensor, places: Tensor) -> Tensor:
 def distance_in(ctx: Context, places: Tensor) -> Tensor:
     """The same for the queries of this pass and keys at row indices `places` (S,) or (B, S)."""
     index, keys = ctx.relative_positions()
-    return distance(index, places if keys.dim() == 1 else at_places(keys, places))
+    return distance(index, places if keys.dim() == 1 else select_tokens(keys, places))
 
 
 class BucketedBias(HeadwisePosition, sees="itself", called=("T5 bias", "relative position bias")):
@@ -272,7 +272,7 @@ class AlibiModule(AttentionPositionModule, of=Alibi):
         if not self.unpadded or ctx.is_token is None:
             return distance_in(ctx, places)
         real = ctx.is_token.cumsum(-1)
-        return distance(at_places(real, ctx.index), at_places(real, places))
+        return distance(select_tokens(real, ctx.index), select_tokens(real, places))
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
