@@ -16,20 +16,11 @@ from torch import Tensor, nn
 
 from anyformer.inputs.truncation import count_truncated
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, pad_texts, scalars
 from anyformer.objectives.examples import array, field, text_of
+from anyformer.objectives.heads import forward_to_head, head_of
 from anyformer.objectives.metrics import ANSWERS, Metrics
-from anyformer.objectives.objective import (
-    Batch,
-    Example,
-    Objective,
-    Predictions,
-    Predictor,
-    Record,
-    forward_to_head,
-    head_of,
-    pad_texts,
-    scalars,
-)
+from anyformer.objectives.objective import Example, Objective, Predictions, Predictor
 from anyformer.parts.head.span import SpanModule
 from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.messages import quote

@@ -11,18 +11,10 @@ from torch import Tensor, nn
 from anyformer.inputs.long import LongText
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, pad_rows, pad_texts
 from anyformer.objectives.examples import append_end
-from anyformer.objectives.objective import (
-    LOSS_METRICS,
-    Baseline,
-    Batch,
-    HeadInputs,
-    Objective,
-    Record,
-    language_head,
-    pad_rows,
-    pad_texts,
-)
+from anyformer.objectives.heads import language_head
+from anyformer.objectives.objective import LOSS_METRICS, Baseline, HeadInputs, Objective
 from anyformer.runtime.visibility import begins
 
 

@@ -9,19 +9,11 @@ import numpy as np
 from torch import nn
 
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, pad_texts, scalars
 from anyformer.objectives.examples import encode_pair, field, label_of, text_of
+from anyformer.objectives.heads import head_of
 from anyformer.objectives.metrics import LABELS, Metrics
-from anyformer.objectives.objective import (
-    Batch,
-    Example,
-    Objective,
-    Predictions,
-    Predictor,
-    Record,
-    head_of,
-    pad_texts,
-    scalars,
-)
+from anyformer.objectives.objective import Example, Objective, Predictions, Predictor
 from anyformer.parts.head.classify import MultipleChoiceModule
 from anyformer.specs.field_types import TwoOrMore
 

@@ -9,9 +9,11 @@ from torch import Tensor, nn
 
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, num_labels, pad_rows
 from anyformer.objectives.examples import concatenate, text_of
+from anyformer.objectives.heads import head_of, logits_of
 from anyformer.objectives.metrics import TRANSCRIPTS, Metrics
-from anyformer.objectives.objective import Batch, HeadInputs, Record, head_of, logits_of, num_labels, pad_rows
+from anyformer.objectives.objective import HeadInputs
 from anyformer.objectives.recordings import Sounds
 from anyformer.parts.head.ctc import CTCModule
 

@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, pad_rows
 from anyformer.objectives.examples import field
-from anyformer.objectives.objective import Batch, HeadInputs, Objective, Record, head_of, logits_of, pad_rows
+from anyformer.objectives.heads import head_of, logits_of
+from anyformer.objectives.objective import HeadInputs, Objective
 from anyformer.parts.embedding.trajectory import KINDS
 from anyformer.parts.head.trajectory import TrajectoryModule
 from anyformer.specs.field_types import Count, Natural

@@ -13,11 +13,13 @@ from torch.utils.checkpoint import checkpoint
 
 from anyformer.kernels.loss import IGNORED, rows_of_chunk
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.choose import Choose
 from anyformer.objectives.classify import Classify
+from anyformer.objectives.heads import forward_to_head, language_head, logits_of
 from anyformer.objectives.masked import Masked
-from anyformer.objectives.objective import Batch, HeadInputs, WithFrozenModel, forward_to_head, language_head, logits_of
+from anyformer.objectives.objective import HeadInputs, WithFrozenModel
 from anyformer.objectives.rewrite import Rewrite
 from anyformer.objectives.tag import Tag
 from anyformer.objectives.wrapper import ObjectiveWrapper

@@ -19,9 +19,11 @@ from anyformer.kernels.loss import IGNORED
 from anyformer.models import AutoencoderModel, AutoencoderModule, position_limit
 from anyformer.models.base import TransformerModule
 from anyformer.objectives import latents
+from anyformer.objectives.batches import Batch, Record, pad_rows
+from anyformer.objectives.heads import forward_to_head, language_head
 from anyformer.objectives.images import Pictures
 from anyformer.objectives.match import Captioned
-from anyformer.objectives.objective import Batch, Record, WithFrozenModel, forward_to_head, language_head, pad_rows
+from anyformer.objectives.objective import WithFrozenModel
 from anyformer.specs.field_types import NonNegative, TwoOrMore
 
 

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from anyformer.inputs.truncation import count_truncated
 from anyformer.models import HiddenSpansModelModule
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, pad_texts
 from anyformer.objectives.examples import encode_pair, texts_of
+from anyformer.objectives.heads import model_inputs
 from anyformer.objectives.images import frames_of, normalize, resizer
-from anyformer.objectives.objective import Batch, Objective, Record, model_inputs, pad_texts
+from anyformer.objectives.objective import Objective
 from anyformer.objectives.recordings import read_samples
 from anyformer.parts.head.losses import Loss
 from anyformer.specs.field_types import Chance, Count

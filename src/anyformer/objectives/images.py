@@ -13,21 +13,11 @@ from torch import Tensor, nn
 
 from anyformer.inputs.image import Images
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, scalars
 from anyformer.objectives.examples import field, label_of
+from anyformer.objectives.heads import head_of, logits_of
 from anyformer.objectives.metrics import LABELS, TWO_LABELS, Metrics
-from anyformer.objectives.objective import (
-    Baseline,
-    Batch,
-    Example,
-    HeadInputs,
-    Objective,
-    Predictions,
-    Predictor,
-    Record,
-    head_of,
-    logits_of,
-    scalars,
-)
+from anyformer.objectives.objective import Baseline, Example, HeadInputs, Objective, Predictions, Predictor
 from anyformer.parts.head.classify import ClassifyModule
 from anyformer.specs.field_types import Chance, Natural
 from anyformer.specs.messages import quote

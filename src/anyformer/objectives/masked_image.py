@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record
+from anyformer.objectives.heads import head_of
 from anyformer.objectives.images import Pictures
-from anyformer.objectives.objective import Batch, Record, head_of
 from anyformer.parts.head.image import PixelModule
 from anyformer.specs.field_types import Count
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyformer.inputs.long import LongText
+from anyformer.objectives.batches import Batch, Record, pad_rows
 from anyformer.objectives.examples import add_ends, append_end, array
-from anyformer.objectives.objective import Batch, Record, pad_rows
 from anyformer.objectives.rewrite import Rewrite
 from anyformer.objectives.vocabulary_info import VocabularyInfo, VocabularyObjective, mask_token
 

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from anyformer.inputs.truncation import count_truncated
 from anyformer.models import TwoTowerModule
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, pad_texts
 from anyformer.objectives.examples import encode_pair, field
+from anyformer.objectives.heads import model_inputs
 from anyformer.objectives.images import Pictures
-from anyformer.objectives.objective import Batch, Record, model_inputs, pad_texts
 from anyformer.specs.field_types import TwoOrMore
 
 

@@ -12,8 +12,10 @@ from anyformer.generation import generate
 from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.inputs.recordings import AudioRecording
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record
 from anyformer.objectives.examples import field, text_of
-from anyformer.objectives.objective import Batch, Example, Objective, Predictions, Predictor, Record, model_inputs
+from anyformer.objectives.heads import model_inputs
+from anyformer.objectives.objective import Example, Objective, Predictions, Predictor
 from anyformer.specs.field_types import Chance, NonNegative
 from anyformer.specs.messages import quote
 

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from anyformer.kernels.random_bits import mix, normal
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, scalars
 from anyformer.objectives.examples import field
-from anyformer.objectives.objective import Batch, Objective, Record, head_of, scalars
+from anyformer.objectives.heads import head_of
+from anyformer.objectives.objective import Objective
 from anyformer.parts.embedding.regression_pairs import KINDS, PairEmbedding
 from anyformer.parts.head.regression import PairModule
 from anyformer.specs.field_types import Count, NonNegative, Positive

@@ -11,9 +11,11 @@ import numpy as np
 from torch import Tensor, nn
 
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, scalars
 from anyformer.objectives.examples import array, text_of
+from anyformer.objectives.heads import head_of
 from anyformer.objectives.masked import Masked, masked_loss
-from anyformer.objectives.objective import Batch, HeadInputs, Record, head_of, scalars
+from anyformer.objectives.objective import HeadInputs
 from anyformer.objectives.vocabulary_info import VocabularyInfo
 from anyformer.parts.head.losses import class_loss
 from anyformer.parts.head.pretraining import PretrainingModule

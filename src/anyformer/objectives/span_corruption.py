@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyformer.inputs.long import LongText
+from anyformer.objectives.batches import Record
 from anyformer.objectives.examples import add_ends
-from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
 from anyformer.objectives.vocabulary_info import VocabularyInfo, VocabularyObjective
 from anyformer.specs.field_types import OneOrMore

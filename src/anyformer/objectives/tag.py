@@ -11,19 +11,11 @@ from torch import nn
 
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, pad_rows, pad_texts
 from anyformer.objectives.examples import array, column_name, field, label_number
+from anyformer.objectives.heads import head_of
 from anyformer.objectives.metrics import TAGS, Metrics
-from anyformer.objectives.objective import (
-    Batch,
-    Example,
-    Objective,
-    Predictions,
-    Predictor,
-    Record,
-    head_of,
-    pad_rows,
-    pad_texts,
-)
+from anyformer.objectives.objective import Example, Objective, Predictions, Predictor
 from anyformer.parts.head.tag import TagModule
 from anyformer.specs.messages import quote
 

@@ -10,9 +10,9 @@ from torch import nn
 from anyformer.generation.defaults import settings_for
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, pad_rows
 from anyformer.objectives.examples import concatenate, text_of
 from anyformer.objectives.metrics import TRANSCRIPTS, Metrics
-from anyformer.objectives.objective import Batch, Record, pad_rows
 from anyformer.objectives.recordings import Sounds
 from anyformer.objectives.rewrite import Rewrite
 

@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyformer.inputs.truncation import count_truncated
+from anyformer.objectives.batches import Record
 from anyformer.objectives.examples import append_end, column_name, concatenate, texts_of, token_ids
 from anyformer.objectives.metrics import TEXTS, Metrics
-from anyformer.objectives.objective import LOSS_METRICS, Example, Predictions, Predictor, Record
+from anyformer.objectives.objective import LOSS_METRICS, Example, Predictions, Predictor
 from anyformer.objectives.rewrite import Rewrite
 from anyformer.specs.field_types import Chance, TwoOrMore
 from anyformer.specs.messages import quote

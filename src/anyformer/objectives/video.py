@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from anyformer.models import ThreeTowerModule
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, pad_rows, pad_texts
 from anyformer.objectives.examples import texts_of
+from anyformer.objectives.heads import model_inputs
 from anyformer.objectives.images import frames_of, normalize, resizer
 from anyformer.objectives.match import caption
-from anyformer.objectives.objective import Batch, Objective, Record, model_inputs, pad_rows, pad_texts
+from anyformer.objectives.objective import Objective
 from anyformer.objectives.recordings import read_samples
 from anyformer.parts.head.losses import Loss
 from anyformer.specs.field_types import Count, TwoOrMore

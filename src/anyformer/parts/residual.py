@@ -15,7 +15,9 @@ from anyformer.specs.part import Part, Site
 class Residual(Part):
     """Its module maps (x, branch) to the new x. If that is invertible, `undo` maps (new x, branch) back to x."""
 
-    undoes: ClassVar[bool] = False
+    @property
+    def undoes(self) -> bool:
+        return False
 
 
 class Add(Residual, sees="itself", called=("skip connection", "residual connection")):

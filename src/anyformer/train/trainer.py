@@ -26,7 +26,8 @@ from anyformer.evaluate import mean_losses
 from anyformer.kernels import hardware
 from anyformer.kernels.capture import without_reading
 from anyformer.models import TransformerModule
-from anyformer.objectives.objective import LOSS_METRICS, Batch, Objective
+from anyformer.objectives.batches import Batch
+from anyformer.objectives.objective import LOSS_METRICS, Objective
 from anyformer.runtime.nonfinite import first_nonfinite
 from anyformer.specs.messages import quote
 from anyformer.train import parallel

@@ -12,7 +12,7 @@ import torch
 from anyformer.generation.diffusion import denoise
 from anyformer.inputs.contact_sheet import largest_value, to_bytes, write_sheet
 from anyformer.models import AutoencoderModule, TransformerModule
-from anyformer.objectives.objective import describe_head
+from anyformer.objectives.heads import describe_head
 from anyformer.parts.diffusion import NoiseHead
 from anyformer.specs.messages import nearest, quote
 from anyformer.tasks.image_tokens import DrawOptions, can_write, companion, draw_by_tokens
