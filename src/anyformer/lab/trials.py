@@ -91,12 +91,7 @@ class Place:
         folder = self.folder / name
         begun = (folder / "run.json").is_file()
         return setup(
-            run,
-            folder,
-            resume=begun,
-            device=self.device,
-            callbacks=[Metrics(), *callbacks],
-            records=self.shared,
+            run, folder, resume=begun, device=self.device, callbacks=[Metrics(), *callbacks], records=self.shared
         ).fit()
 
     def texts(self, name: str, make: Callable[[], Sequence[str]]) -> TextFiles:

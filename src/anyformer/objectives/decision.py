@@ -20,10 +20,7 @@ from anyformer.parts.head.trajectory import TrajectoryModule
 from anyformer.specs.field_types import Count, Natural
 
 
-class Act(
-    Objective,
-    called=("Decision Transformer", "return-to-go", "offline reinforcement learning", "offline RL"),
-):
+class Act(Objective, called=("Decision Transformer", "return-to-go", "offline reinforcement learning", "offline RL")):
     """Columns "states" (N, S), "actions" (N,) or (N, A) and "rewards" (N,) of an episode of N time steps. A random
     window of `steps` time steps is read each time. Actions are numbers, or indices below `choices` if that is not 0.
     With `asks=False` all returns-to-go are 0, which is behaviour cloning."""

@@ -28,10 +28,7 @@ from anyformer.parts.head.pretraining import PretrainingModule
 from anyformer.specs.field_types import NonNegative, Positive
 
 
-class Distill(
-    ObjectiveWrapper,
-    called=("knowledge distillation", "teacher and student", "KL divergence"),
-):
+class Distill(ObjectiveWrapper, called=("knowledge distillation", "teacher and student", "KL divergence")):
     """`teacher` is the folder or hub id of a model with the same vocabulary (or labels); `of` provides the data and the
     hard targets. The loss has three terms, each a mean times its factor; a term with factor 0 is not computed. The
     defaults are DistilBERT's:

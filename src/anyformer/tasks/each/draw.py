@@ -130,7 +130,4 @@ def draw_by_diffusion(reader: TaskModel, options: DrawOptions) -> list[np.ndarra
 # (whether a model can draw this way, the function that draws: one (count, H, W, C) array of bytes per text)
 METHODS: tuple[
     tuple[Callable[[TransformerModule], bool], Callable[[TaskModel, DrawOptions], list[np.ndarray]]], ...
-] = (
-    (can_denoise, draw_by_diffusion),
-    (can_write, draw_by_tokens),
-)
+] = ((can_denoise, draw_by_diffusion), (can_write, draw_by_tokens))
