@@ -32,10 +32,7 @@ class GlobalTextEmbedding(TextEmbedding, sees="itself"):
     """Text whose global tokens are given by `global_attention_mask`. Without it, `global_tokens` selects none, the
     first token of a text, or the tokens before (a question) or after (a choice) the first of three separators."""
 
-    inputs: ClassVar[tuple[str, ...]] = (
-        *TextEmbedding.inputs,
-        "global_attention_mask",
-    )
+    inputs: ClassVar[tuple[str, ...]] = (*TextEmbedding.inputs, "global_attention_mask")
     input_kinds: ClassVar[Mapping[str, Kind]] = {"global_attention_mask": "mask"}
     causal_alternative: ClassVar[str] = "TextEmbedding(tokens=...)"
 

@@ -32,14 +32,7 @@ class TrajectoryEmbedding(Embedding, sees="itself"):
     its time step, followed by a norm. As published, the first row of the table `everywhere` is added to every token;
     the table `tokens` and the input `rewards` are not used."""
 
-    inputs: ClassVar[tuple[str, ...]] = (
-        "states",
-        "actions",
-        "rewards",
-        "returns_to_go",
-        "timesteps",
-        "attention_mask",
-    )
+    inputs: ClassVar[tuple[str, ...]] = ("states", "actions", "rewards", "returns_to_go", "timesteps", "attention_mask")
     input_kinds: ClassVar[Mapping[str, Kind]] = {
         "states": "floats",
         "actions": "floats",

@@ -102,11 +102,7 @@ class OverTime(nn.LayerNorm):
 class WaveformEmbedding(Embedding, sees="all"):
     """Frames from the stem, normalised, projected to the model's width and augmented. Padding frames are zero."""
 
-    inputs: ClassVar[tuple[str, ...]] = (
-        "input_values",
-        "attention_mask",
-        "mask_time_indices",
-    )
+    inputs: ClassVar[tuple[str, ...]] = ("input_values", "attention_mask", "mask_time_indices")
     input_kinds: ClassVar[Mapping[str, Kind]] = {"mask_time_indices": "mask"}
     causal_alternative: ClassVar[str] = "Vectors()"
     gives: ClassVar[tuple[str, ...]] = ("a waveform",)
