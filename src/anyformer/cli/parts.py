@@ -27,11 +27,10 @@ Kind = dict[str, Any]  # a specs.slots.About as a dict
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "name", metavar="NAME", nargs="?", help="show only this kind, by its name or another name for it"
-    )
-    parser.add_argument("--slot", metavar="PATH", help="list the kinds that fit at this address of a model or a run")
-    parser.add_argument("--json", action="store_true", help="print a JSON list")
+    add = parser.add_argument
+    add("name", metavar="NAME", nargs="?", help="show only this kind, by its name or another name for it")
+    add("--slot", metavar="PATH", help="list the kinds that fit at this address of a model or a run")
+    add("--json", action="store_true", help="print a JSON list")
 
 
 def run(options: argparse.Namespace) -> None:
