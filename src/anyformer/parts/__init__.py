@@ -19,7 +19,11 @@ from anyformer.specs.slots import kinds, register_package
 register_package(__name__)
 
 _STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
-_MODULES = {name: module for module, name in re.findall(r"^from (\S+) import (\w+) as \w+$", _STUB, re.MULTILINE)}
+_MODULES = {
+    name: module
+    for module, names in re.findall(r"^from (\S+) import (.+)$", _STUB, re.MULTILINE)
+    for name in re.findall(r"(\w+) as \w+", names)
+}
 
 __all__ = list(_MODULES)
 
