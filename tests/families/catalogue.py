@@ -391,21 +391,21 @@ def holds(
     assert failure is None, f"{invariant.__name__}: {failure}"
 
 
-def all_hold(
-    model: Any, inputs: dict[str, Any], labels: dict[str, Any], cuts: Collection[int] | None = None
-) -> set[str]:
-    """Check every invariant of a family without a published class. Return the names of those that apply."""
+def all_hold(model: Any, inputs: dict[str, Any], labels: dict[str, Any], **more: dict[str, Any]) -> set[str]:
+    """Check every invariant of a family without a published class; `more` has options of single invariants. Return the
+    names of those that apply."""
     found = set()
-    for invariant, more, tolerance, options in (
-        (invariants.causality, {}, EXACT, {"cuts": cuts, "must_show": True}), (invariants.rows, {}, TOLERANCE, {}),
+    for invariant, given, tolerance, options in (
+        (invariants.causality, {}, EXACT, {"must_show": True}), (invariants.rows, {}, TOLERANCE, {}),
         (invariants.padding, {}, TOLERANCE, {}), (invariants.packing, {}, TOLERANCE, {"gradients": True}),
         (invariants.cached_decoding, {}, TOLERANCE, {}), (invariants.padded_prompts, {}, TOLERANCE, {}),
-        (invariants.kernels_agree, {}, TOLERANCE, {}), (invariants.gradients, labels, EXACT, {}),
+        (invariants.kernels_agree, {}, TOLERANCE, {}), (invariants.gradients, labels, EXACT, {"as_given": True}),
     ):  # fmt: skip
+        options |= more.get(invariant.__name__, {})
         if invariant is invariants.causality and not model.spec.writes:
             continue
         try:
-            failure = invariants.failure(invariant, model, {**inputs, **more}, tolerance, **options)
+            failure = invariants.failure(invariant, model, {**inputs, **given}, tolerance, **options)
         except DoesNotApply:
             continue
         assert failure is None, f"{invariant.__name__}: {failure}"
