@@ -15,6 +15,7 @@ from catalogue import (
     close,
     coarse_graph,
     family,
+    graph,
     holds,
     is_causal,
     is_encoder_decoder,
@@ -96,9 +97,13 @@ def test_n2_kernels_agree(case: Case) -> None:
 
 
 @over_catalogue("N2", structure)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_n2_kernels_agree_in_half_precision(case: Case, dtype: torch.dtype) -> None:
-    kernels_agree(case, dtype)
+def test_n2_kernels_agree_in_bfloat16(case: Case) -> None:
+    kernels_agree(case, torch.bfloat16)
+
+
+@over_catalogue("N2", graph)  # bfloat16 shows Parts with outputs in another dtype
+def test_n2_kernels_agree_in_float16(case: Case) -> None:
+    kernels_agree(case, torch.float16)
 
 
 def kernels_agree(case: Case, dtype: torch.dtype) -> None:
