@@ -91,12 +91,12 @@ def terminal_table(table: Table, width: int) -> Iterator[Any]:
 
 def fitting_columns(table: Table, width: int) -> list[int]:
     """Return the columns that fit next to each other. Words may wrap, numbers may not."""
-    columns, used = [], 0
+    columns: list[int] = []
+    used = 0
     for i, name in enumerate(table.columns):
         longest = max([len(str(name)), *(len(number(row[i])) for row in table.rows[:TERMINAL_ROWS])])
-        used += (
-            longest if is_numeric(table, i) else min(longest, TEXT_WIDTH)
-        ) + 3  # padding and the line between columns
+        needed = longest if is_numeric(table, i) else min(longest, TEXT_WIDTH)
+        used += needed + 3  # padding and the line between columns
         if used > width and len(columns) > 1:
             break
         columns.append(i)

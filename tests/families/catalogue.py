@@ -32,7 +32,7 @@ from anyformer import families
 from anyformer.evaluate import invariants
 from anyformer.evaluate.invariants import EXACT, TOLERANCE, DoesNotApply
 from anyformer.models import Model
-from anyformer.parts.base import Embedding
+from anyformer.parts.base import AbsolutePosition, Embedding
 from anyformer.parts.embedding import subsampling, vectors
 from anyformer.parts.grid.pooled_attention import PooledAttention
 from anyformer.parts.head import contrastive, double, likely_spans, replaced_tokens, similarity, xvector
@@ -44,7 +44,10 @@ from anyformer.parts.head.pretraining import NextSentenceHead, PretrainingHead
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.speech import FrameHead
 from anyformer.parts.head.tag import TagHead
+from anyformer.parts.mask import Mask
 from anyformer.parts.op import Op
+from anyformer.parts.position.bias import AttentionPosition
+from anyformer.parts.position.numbering import Numbering
 from anyformer.stacks.block import Steps
 from anyformer.stacks.funnel import Funnel
 from anyformer.stacks.perceiver import Perceiver
@@ -391,21 +394,21 @@ def holds(
     assert failure is None, f"{invariant.__name__}: {failure}"
 
 
-def all_hold(
-    model: Any, inputs: dict[str, Any], labels: dict[str, Any], cuts: Collection[int] | None = None
-) -> set[str]:
-    """Check every invariant of a family without a published class. Return the names of those that apply."""
+def all_hold(model: Any, inputs: dict[str, Any], labels: dict[str, Any], **more: dict[str, Any]) -> set[str]:
+    """Check every invariant of a family without a published class; `more` has options of single invariants. Return the
+    names of those that apply."""
     found = set()
-    for invariant, more, tolerance, options in (
-        (invariants.causality, {}, EXACT, {"cuts": cuts, "must_show": True}), (invariants.rows, {}, TOLERANCE, {}),
+    for invariant, given, tolerance, options in (
+        (invariants.causality, {}, EXACT, {"must_show": True}), (invariants.rows, {}, TOLERANCE, {}),
         (invariants.padding, {}, TOLERANCE, {}), (invariants.packing, {}, TOLERANCE, {"gradients": True}),
         (invariants.cached_decoding, {}, TOLERANCE, {}), (invariants.padded_prompts, {}, TOLERANCE, {}),
-        (invariants.kernels_agree, {}, TOLERANCE, {}), (invariants.gradients, labels, EXACT, {}),
+        (invariants.kernels_agree, {}, TOLERANCE, {}), (invariants.gradients, labels, EXACT, {"as_given": True}),
     ):  # fmt: skip
+        options |= more.get(invariant.__name__, {})
         if invariant is invariants.causality and not model.spec.writes:
             continue
         try:
-            failure = invariants.failure(invariant, model, {**inputs, **more}, tolerance, **options)
+            failure = invariants.failure(invariant, model, {**inputs, **given}, tolerance, **options)
         except DoesNotApply:
             continue
         assert failure is None, f"{invariant.__name__}: {failure}"
@@ -503,6 +506,16 @@ def coarse_graph(case: Case) -> frozenset[Any]:
     kinds = (Model, Steps, Stack, Stages, Funnel, Perceiver)
     spec = spec_of(case)
     return states(spec) | {type(part) for _, part in af_walk(spec) if isinstance(part, kinds)}
+
+
+@functools.cache
+def decoding(case: Case) -> frozenset[Any]:
+    """For tests of generation: the kinds of model, embedding, state, mixer, mask and position. Norms, feed-forwards and
+    output layers are the same with and without a cache (G1 in test_numerics.py, with every structure)."""
+    spec, kinds = spec_of(case), (Embedding, Mask, AbsolutePosition, AttentionPosition, Numbering)
+    found = {type(part) for _, part in af_walk(spec) if isinstance(part, kinds)}
+    found |= {type(part) for _, part in af_walk(spec) if isinstance(part, Op) and part.sees != "itself"}
+    return states(spec) | found | {type(spec)}
 
 
 @functools.cache

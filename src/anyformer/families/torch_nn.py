@@ -52,7 +52,7 @@ def describe(module: nn.Module, *, causal: bool = True) -> Model:
 
 def stack(module: nn.Module, mask: Any) -> Stack:
     whole = isinstance(module, (nn.TransformerEncoder, nn.TransformerDecoder))
-    layers = list(module.layers) if whole else [module]
+    layers = list(module.layers.children()) if whole else [module]
     blocks = [block(layer, mask) for layer in layers]
     if not blocks or any(other != blocks[0] for other in blocks):
         raise ValueError("all layers of the module must have the same structure")

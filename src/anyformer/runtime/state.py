@@ -222,7 +222,7 @@ class HasState(Protocol):
 
 
 @functools.cache
-def may_have_state(kind: type[nn.Module]) -> bool:
+def may_have_state(kind: type) -> bool:
     """Whether modules of this class declare a decoding state."""
     return issubclass(kind, HasState)
 
