@@ -65,7 +65,8 @@ def describe(name: str, vocab_size: int, **changes: Any) -> Any:
     stack = "decoder" if hasattr(spec, "decoder") else "encoder"
     head = "head.vocab_size" if hasattr(spec.head, "vocab_size") else "head.lm.vocab_size"
     small = {
-        "width": 48, f"{stack}.depth": 2, f"{stack}.layers.attention.op.num_heads": 4, f"{stack}.layers.attention.op.head_width": None,
+        "width": 48, f"{stack}.depth": 2,
+        f"{stack}.layers.attention.op.num_heads": 4, f"{stack}.layers.attention.op.head_width": None,
         f"{stack}.layers.feedforward.op.width": 192, "embedding.tokens.vocab_size": vocab_size, head: vocab_size,
         "embedding.dropout": 0.0, f"{stack}.layers.attention.dropout": 0.0,
         f"{stack}.layers.attention.op.dropout": 0.0, f"{stack}.layers.feedforward.dropout": 0.0,

@@ -47,7 +47,7 @@ def example(text: str = "win the lunch now .", *, frozen: bool = False, steps: i
     moved = []
     for group, prefix in groups.items():
         names = [name for name in before if name.startswith(prefix)]
-        change = sum(float((base.get_parameter(n) - before[n]).square().sum()) for n in names) ** 0.5
+        change = sum(float((base.get_parameter(n).detach() - before[n]).square().sum()) for n in names) ** 0.5
         length = sum(float(before[n].square().sum()) for n in names) ** 0.5
         moved.append([group, sum(before[n].numel() for n in names), change / length])
     with torch.no_grad():
