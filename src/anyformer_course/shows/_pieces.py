@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
-from anyformer_course.shows._small import STORIES
+from anyformer_course.shows._trained import STORIES
 
 
 def tokenizer(*texts: str, size: int = 200) -> Any:

@@ -10,7 +10,7 @@ import anyformer as af
 from anyformer.look.figures import heat_maps
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._pieces import encode, tokenizer
-from anyformer_course.shows._small import describe
+from anyformer_course.shows._trained import describe
 
 DESCRIPTIONS = {"bert": "bert-base", "gpt": "gpt1"}
 

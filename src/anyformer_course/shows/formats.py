@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import anyformer as af
 from anyformer.look.figures import new, plain
 from anyformer_course.shown import Shown, Table
-from anyformer_course.shows._small import STORIES, SmallModel, train
+from anyformer_course.shows._trained import STORIES, SmallModel, train
 
 
 def example(

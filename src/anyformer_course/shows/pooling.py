@@ -14,7 +14,7 @@ import anyformer as af
 from anyformer.look.figures import new, plain
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._pieces import encode, tokenizer
-from anyformer_course.shows._small import describe
+from anyformer_course.shows._trained import describe
 
 
 def example(text: str = "win a free prize now", *, take: str = "first", labels: int = 2, seed: int = 0) -> Shown:

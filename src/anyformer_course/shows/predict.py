@@ -9,7 +9,7 @@ import torch
 
 from anyformer.look.figures import bars
 from anyformer_course.shown import Shown, Table
-from anyformer_course.shows._small import STORIES, train
+from anyformer_course.shows._trained import STORIES, train
 
 
 def example(

@@ -10,7 +10,7 @@ from typing import Any
 
 from anyformer.look.figures import new, plain
 from anyformer_course.shown import Shown, Table
-from anyformer_course.shows._small import STORIES
+from anyformer_course.shows._trained import STORIES
 
 SPACE = "\u0120"  # GPT-2's letter for a space before a word
 

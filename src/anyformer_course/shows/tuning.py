@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import anyformer as af
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
-from anyformer_course.shows._small import train
+from anyformer_course.shows._trained import train
 
 SPAM = [f"win a free {thing} {when} ." for thing in ("prize", "phone", "holiday") for when in ("now", "today")]
 MAIL = [f"the {what} is {when} ." for what in ("meeting", "lunch", "class") for when in ("at noon", "on monday")]
