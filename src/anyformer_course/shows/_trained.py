@@ -56,7 +56,7 @@ class SmallModel:
         return " ".join(self.tokens[int(i)] for i in ids)
 
 
-def describe(name: str, vocab_size: int, **changes: Any) -> Any:
+def describe(name: str, vocab_size: int, *, std: float = 0.1, **changes: Any) -> Any:
     """Return the description `name` with 2 layers of width 48 and 4 heads, without dropout.
 
     A narrow model learns faster from larger initial weights than the published standard deviation of 0.02.
@@ -71,57 +71,61 @@ def describe(name: str, vocab_size: int, **changes: Any) -> Any:
         "embedding.dropout": 0.0, f"{stack}.layers.attention.dropout": 0.0,
         f"{stack}.layers.attention.op.dropout": 0.0, f"{stack}.layers.feedforward.dropout": 0.0,
     }  # fmt: skip
-    return af.override(spec, {**small, **changes}).replace(init={"*": Normal(std=0.1)})
+    return af.override(spec, {**small, **changes}).replace(init={"*": Normal(std=std)})
 
 
 @functools.cache
-def train(
-    kind: str = "gpt", corpus: str = STORIES, *, context: int | None = None, steps: int = 60, seed: int = 0
-) -> SmallModel:
+def train(kind: str = "gpt", corpus: str = STORIES, *, context: int | None = None, seed: int = 0) -> SmallModel:
     """Train "gpt" to predict the next word, or "bert" to predict masked words, on the lines of `corpus`.
 
     A GPT with a `context` has one layer, no positions, and sees only the last `context` words.
     """
     lines = Counter(line for line in corpus.splitlines() if line.strip())
-    if not lines:
-        raise ValueError("the corpus is empty; give lines of words")
-    first, last, pad = {"gpt": (1, 0, 0), "bert": (1, 2, 0)}[kind]
+    if not lines or len(lines) > 100 or max(len(line.split()) for line in lines) > 30:
+        raise ValueError("the corpus must have 1 to 100 different lines of at most 30 words each")
     tokens = [*MARKS[kind], *sorted({word for line in lines for word in line.split()} - {*MARKS[kind]})]
-    window = {"decoder.depth": 1, "embedding.position": None}
-    window["decoder.layers.attention.op.mask"] = Causal() & Window(size=context or 1)
-    spec = describe({"gpt": "gpt2", "bert": "bert-base"}[kind], len(tokens), **(window if context else {}))
+    if kind == "gpt":
+        window = {"decoder.layers.attention.op.mask": Causal() & Window(size=context or 1)}
+        limited = {"decoder.depth": 1, "embedding.position": None, **window}
+        spec, steps, ends = describe("gpt2", len(tokens), **(limited if context else {})), 60, (1, 0)
+    else:
+        spec, steps, ends = describe("bert-base", len(tokens), std=0.2), 120, (1, 2)
     small = SmallModel(af.build(spec, seed=seed), tokens)
-    rows = [[first, *small.ids(line), last] for line in lines]
-    width = max(map(len, rows))
-    ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows])
-    real = torch.tensor([[i < len(row) for i in range(width)] for row in rows])
-    weight = torch.tensor([float(count) for count in lines.values()])[:, None]
+    rows = [[ends[0], *small.ids(line), ends[1]] for line in sorted(lines)]
+    ids, real = pad(rows)
+    weight = torch.tensor([float(lines[line]) for line in sorted(lines)])[:, None]
     draws = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(small.model.parameters(), lr=1e-2, betas=(0.9, 0.98), fused=True)
+    optimizer = torch.optim.AdamW(small.model.parameters(), betas=(0.9, 0.98), fused=True)
     for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = 1e-2 * (1 - step / steps)
+        for group in optimizer.param_groups:  # warm-up: BERT's post-norm layers need it
+            group["lr"] = 1e-2 * (1 - step / steps) * (1 if kind == "gpt" else min(1, (step + 1) / 20))
         if kind == "gpt":
             loss = next_word_loss(small.model, ids, real, weight)
         else:
-            loss = masked_word_loss(small.model, ids, real & (ids > 2), weight, draws)
+            loss = masked_word_loss(small.model, ids, draws)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     return SmallModel(small.model.eval(), tokens)
 
 
+def pad(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Return token ids (B, T), filled up with 0, and True for real tokens (B, T)."""
+    width = max(map(len, rows))
+    ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+    return ids, torch.tensor([[i < len(row) for i in range(width)] for row in rows])
+
+
 def next_word_loss(model: Any, ids: Tensor, real: Tensor, weight: Tensor) -> Tensor:
+    """Return the mean loss of the tokens after the first; each row counts as `weight` (B, 1) rows."""
     scores = model(input_ids=ids).logits[:, :-1]
     losses = F.cross_entropy(scores.transpose(1, 2), ids[:, 1:], reduction="none")
     share = real[:, 1:] * weight
     return (losses * share).sum() / share.sum()
 
 
-def masked_word_loss(model: Any, ids: Tensor, words: Tensor, weight: Tensor, draws: torch.Generator) -> Tensor:
-    chosen = (torch.rand(ids.shape, generator=draws) < 0.3) & words
-    mask = (ids != 0).long()
-    scores = model(input_ids=ids.masked_fill(chosen, 3), attention_mask=mask).prediction_logits
-    losses = F.cross_entropy(scores.transpose(1, 2), ids, reduction="none")
-    share = chosen * weight
-    return (losses * share).sum() / share.sum().clamp(min=1)
+def masked_word_loss(model: Any, ids: Tensor, draws: torch.Generator, rate: float = 0.25) -> Tensor:
+    """Return the mean loss of masked words. Marks (ids 0 to 2) are not masked."""
+    chosen = (torch.rand(ids.shape, generator=draws) < rate) & (ids > 2)
+    scores = model(input_ids=ids.masked_fill(chosen, 3), attention_mask=(ids != 0).long()).prediction_logits
+    return F.cross_entropy(scores[chosen], ids[chosen]) if chosen.any() else scores.sum() * 0
