@@ -13,6 +13,11 @@ from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
 
 
+# the slide's leaderboard of GLUE, January 2021 (gluebenchmark.com)
+LEADERBOARD = (("DeBERTa / TuringNLRv4", 90.8), ("MacALBERT + DKM", 90.7), ("StructBERT + TAPT", 90.6),
+               ("ALBERT + DAAF + NAS", 90.6), ("ERNIE", 90.4), ("T5", 90.3))  # fmt: skip
+
+
 def example(test: str = "glue", *, count: bool = True) -> Shown:
     """List the published scores of a `test`, "glue" or "superglue". `count`: compare parameters with our counts."""
     from anyformer.look.published_figures import HUMANS, our_count, published_models
@@ -52,7 +57,9 @@ def example(test: str = "glue", *, count: bool = True) -> Shown:
         + (f", which {first.name} ({first.date}) was the first to pass" if first else "")
         + f". Score and log10 of the compute correlate by {correlation(pairs):.2f} ({len(pairs)} models).",
         [Table(f"{test}: published scores", ("model", "date", "parameters, published", "parameters, our count",
-                                             "training FLOPs", "score, published"), rows)],
+                                             "training FLOPs", "score, published"), rows),
+         *([Table("leaderboard of January 2021, published", ("model", "score"), [list(row) for row in LEADERBOARD])]
+           if test == "glue" else [])],
         draw,
     )  # fmt: skip
 
