@@ -28,10 +28,11 @@ def example(since: str = "2018", *, kind: str = "") -> Shown:
 
     def draw() -> Any:
         figure, axes = new(1, 1, 9, 5)
-        for i, m in enumerate(models):
+        named = {(m.context, m.date[:4]): m for m in reversed(models)}.values()  # the first of each length and year
+        for m in models:
             axes[0, 0].scatter(m.time, m.context, color=f"C{kinds.index(m.kind)}", s=18)
-            if (m.context or 0) > 2048 or i % 5 == 0:
-                axes[0, 0].annotate(m.name, (m.time, m.context), (4, 3), textcoords="offset points", fontsize=7)
+            if m in named:
+                axes[0, 0].annotate(m.name, (m.time, m.context), (3, 3), textcoords="offset points", fontsize=7)
         for i, name in enumerate(kinds):
             axes[0, 0].scatter([], [], color=f"C{i}", label=name)
         axes[0, 0].set_yscale("log", base=2)
@@ -42,7 +43,7 @@ def example(since: str = "2018", *, kind: str = "") -> Shown:
         return figure
 
     return Shown(
-        f"{longest.name} has the longest context, {longest.context:,.0f} tokens; a line through all {len(models)} models "
+        f"{longest.name} has the longest context, {longest.context:,.0f} tokens; a line through {len(models)} models "
         f"grows by a factor of {2**slope:.2f} per year.",
         [Table("context", ("model", "date", "tokens, published", "tokens, limit of our description"), rows)],
         draw,
