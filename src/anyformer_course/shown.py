@@ -29,6 +29,12 @@ class Shown:
     def json(self) -> dict[str, Any]:
         return {"says": self.says, "tables": [dataclasses.asdict(table) for table in self.tables]}
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the sentence, the picture and the tables."""
+        from anyformer_course.render import html_shown
+
+        return html_shown(self)
+
 
 def names() -> list[str]:
     """Return the names of all worked examples: the files of `shows/`, without importing them."""

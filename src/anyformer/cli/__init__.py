@@ -94,14 +94,53 @@ def import_parts(module: str) -> None:
         raise Mistake(f"--import {module} cannot be imported ({why})") from error
 
 
+def commands() -> dict[str, Any]:
+    """Return the verbs of other packages and their entry points. Verbs of anyformer cannot be replaced."""
+    from anyformer.specs.extensions import extensions
+
+    return {point.name: point for point in extensions("commands") if point.name not in VERBS}
+
+
+def verbs() -> dict[str, str]:
+    """Return every verb and its line in the help, also the verbs of other packages."""
+    lines = {}
+    for verb, point in commands().items():
+        try:
+            lines[verb] = point.load().ABOUT
+        except Exception as error:  # a broken package must not break the help
+            lines[verb] = f"Cannot be imported ({type(error).__name__}: {error})".splitlines()[0]
+    return VERBS | lines
+
+
+def verb_module(verb: str) -> Any:
+    """Import the module of a verb."""
+    if verb in VERBS:
+        return importlib.import_module(f"anyformer.cli.{verb}")
+    if verb not in (others := commands()):
+        raise Mistake(f"no verb {verb!r}; {nearest(verb, (*VERBS, *others))}")
+    try:
+        return others[verb].load()
+    except ImportError as error:
+        raise Mistake(f"`anyformer {verb}` cannot be imported from {others[verb].value} ({error})") from error
+
+
+def verb_parser(verb: str) -> Parser:
+    """Return the parser of a verb whose options do not depend on its first argument."""
+    module = verb_module(verb)
+    parser = Parser(prog=f"anyformer {verb}", description=module.__doc__)
+    if "arguments" in vars(module):
+        module.arguments(parser)
+    return parser
+
+
 def top_parser() -> Parser:
-    verbs = "\n".join(f"  {verb:10} {about}" for verb, about in VERBS.items())
+    lines = "\n".join(f"  {verb:10} {about}" for verb, about in verbs().items())
     parser = Parser(
         imports=False,
         prog="anyformer",
         usage="anyformer [--help] [--version] VERB ...",
         description="One Transformer: every architecture of the family from one set of parts.",
-        epilog=f"verbs:\n{verbs}\n\n`anyformer VERB --help` shows its options.",
+        epilog=f"verbs:\n{lines}\n\n`anyformer VERB --help` shows its options.",
     )
     parser.add_argument("--version", action="version", version=f"anyformer {__version__}")
     return parser
@@ -109,18 +148,15 @@ def top_parser() -> Parser:
 
 def dispatch(arguments: Sequence[str]) -> None:
     if not arguments or arguments[0].startswith("-"):
-        top_parser().parse(arguments)  # --help and --version end here
-        top_parser().print_help()
+        parser = top_parser()
+        parser.parse(arguments)  # --help and --version end here
+        parser.print_help()
         return
     verb, *rest = arguments
-    if verb not in VERBS:
-        raise Mistake(f"no verb {verb!r}; {nearest(verb, VERBS)}")
-    module = importlib.import_module(f"anyformer.cli.{verb}")
+    module = verb_module(verb)
     if "main" in vars(module):  # its options depend on its first argument
         return module.main(rest)
-    parser = Parser(prog=f"anyformer {verb}", description=module.__doc__)
-    module.arguments(parser)
-    module.run(parser.parse(rest))
+    module.run(verb_parser(verb).parse(rest))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,9 +4,8 @@ with zsh in ~/.zshrc; anyformer completion fish > ~/.config/fish/completions/any
 from __future__ import annotations
 
 import argparse
-import importlib
 
-from anyformer.cli import VERBS, Parser
+from anyformer.cli import verb_module, verb_parser, verbs
 from anyformer.specs.messages import nearest
 
 SHELLS = ("bash", "zsh", "fish")
@@ -34,14 +33,14 @@ def run(options: argparse.Namespace) -> None:
 
 
 def bash(zsh: bool) -> str:
-    cases = "\n".join(f'            {verb}) words="{" ".join(words_of(verb))}" ;;' for verb in VERBS)
-    script = BASH.format(verbs=" ".join(VERBS), cases=cases)
+    cases = "\n".join(f'            {verb}) words="{" ".join(words_of(verb))}" ;;' for verb in verbs())
+    script = BASH.format(verbs=" ".join(verbs()), cases=cases)
     return f"autoload -U +X bashcompinit && bashcompinit\n{script}" if zsh else script
 
 
 def fish() -> str:
     lines = ["complete -c anyformer -n __fish_use_subcommand -f"]
-    for verb, about in VERBS.items():
+    for verb, about in verbs().items():
         lines.append(f'complete -c anyformer -n __fish_use_subcommand -a {verb} -d "{about}"')
         lines.append(f'complete -c anyformer -n "__fish_seen_subcommand_from {verb}" -a "{" ".join(words_of(verb))}"')
     return "\n".join(lines)
@@ -49,7 +48,9 @@ def fish() -> str:
 
 def words_of(verb: str) -> list[str]:
     """Return the words that may follow a verb: its flags and names. Nothing here imports torch."""
-    module = importlib.import_module(f"anyformer.cli.{verb}")
+    module = verb_module(verb)
+    if "words" in vars(module):
+        return module.words()
     if verb == "run":
         return [*module.TASKS, *{flag: None for task in module.TASKS for flag in module.parser_of(task).flags()}]
     if verb == "lab":
@@ -57,9 +58,7 @@ def words_of(verb: str) -> list[str]:
 
         flags = {flag: None for action in module.ACTIONS for flag in module.parser_of(action).flags()}
         return [*module.ACTIONS, *experiments(), *flags]
-    parser = Parser(prog=verb)
-    module.arguments(parser)
-    return [*names_of(verb), *parser.flags()]
+    return [*names_of(verb), *verb_parser(verb).flags()]
 
 
 def names_of(verb: str) -> list[str]:

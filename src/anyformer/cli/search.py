@@ -5,14 +5,13 @@ Nothing here imports torch."""
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from anyformer.cli import VERBS, Parser, listing
+from anyformer.cli import listing, verb_module, verb_parser, verbs
 from anyformer.specs.messages import plain
 
 STOP_WORDS = {"a", "an", "and", "by", "for", "in", "of", "on", "or", "the", "to", "with"}
@@ -83,7 +82,7 @@ def _names(kinds: Iterable[dict[str, Any]]) -> Iterator[Row]:
             yield f"{kind['name']}.{field['name']}", field["name"], field["about"] or kind["about"]
     for row in listing.read_rows():
         yield f"anyformer zoo {row['family']}", f"{row['family']} {row['name']}", row["about"]
-    for verb, about in VERBS.items():
+    for verb, about in verbs().items():
         yield f"anyformer {verb}", verb, about
         yield from _options(verb)
     for task, info in TASKS.items():
@@ -98,11 +97,7 @@ def _names(kinds: Iterable[dict[str, Any]]) -> Iterator[Row]:
 
 
 def _options(verb: str) -> Iterator[Row]:
-    module = importlib.import_module(f"anyformer.cli.{verb}")
-    parser = Parser(prog=verb)
-    if "arguments" in vars(module):
-        module.arguments(parser)
-    for action in parser._actions:
+    for action in verb_parser(verb)._actions:
         flag = action.option_strings[-1] if action.option_strings else ""
         yield f"anyformer {verb} {flag}".rstrip(), f"{flag} {action.help}", action.help or ""
 
@@ -114,8 +109,8 @@ def _texts(kinds: Iterable[dict[str, Any]]) -> Iterator[Row]:
         yield kind["name"], " ".join((kind["name"], *kind["called"], kind["text"])), kind["about"]
     for row in listing.read_rows():
         yield f"anyformer zoo {row['family']}", f"{row['about']} {row['note']}", row["about"]
-    for verb, about in VERBS.items():
-        text = importlib.import_module(f"anyformer.cli.{verb}").__doc__ or ""
+    for verb, about in verbs().items():
+        text = verb_module(verb).__doc__ or ""
         yield f"anyformer {verb} --help", f"{about} {text}", about
     for path, about in files().items():
         yield path, f"{path} {about}", about

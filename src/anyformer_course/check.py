@@ -1,0 +1,131 @@
+"""`python -m anyformer_course.check [N[.STOP] ...]`: run the demonstration and the change of every stop.
+
+Prints the seconds of both and the sentence of the demonstration. Fails if a stop has the wrong form, raises an error
+or takes more than 5 seconds (of the processor or of the clock, whichever is less). The picture counts, `import torch`
+does not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+import os
+import re
+import sys
+import time
+from typing import Any
+
+from anyformer_course import lesson
+from anyformer_course.shown import Shown
+
+LIMIT = 5.0  # seconds per block, with its picture
+
+
+def check_shown(shown: Shown) -> Any:
+    """Raise a ValueError if a table or the sentence has the wrong form; return the picture."""
+    if not shown.says.strip() or "\n" in shown.says:
+        raise ValueError("`says` must be one line of text")
+    if not shown.tables:
+        raise ValueError("there is no table")
+    for table in shown.tables:
+        for row in table.rows:
+            if len(row) != len(table.columns):
+                raise ValueError(f"table {table.title!r}: a row has {len(row)} cells, {len(table.columns)} columns")
+            for cell in row:
+                if cell is not None and not isinstance(cell, (str, int, float)):
+                    raise ValueError(f"table {table.title!r}: a cell is {type(cell).__name__}; use numbers and strings")
+        if not table.rows:
+            raise ValueError(f"table {table.title!r} has no rows")
+    json.dumps(shown.json())
+    figure = shown.draw()
+    if not hasattr(figure, "savefig"):
+        raise ValueError(f"`draw` returns {type(figure).__name__}, not a matplotlib figure")
+    return figure
+
+
+def measure(block: lesson.Block) -> tuple[Shown, float]:
+    """Run a block and draw its picture; return its Shown and the seconds."""
+    start, clock = processor_seconds(), time.perf_counter()
+    try:
+        shown = block.run()
+        check_shown(shown)
+    except Exception as error:
+        if str(error).startswith(block.where):
+            raise
+        raise ValueError(f"{block.where}: {type(error).__name__}: {error}") from error
+    return shown, min(processor_seconds() - start, time.perf_counter() - clock)
+
+
+def processor_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def unseen_numbers(see: str, shown: Shown) -> list[str]:
+    """Return the decimal numbers of `See:` that neither the tables nor the sentence contain."""
+    cells = [cell for table in shown.tables for row in table.rows for cell in row]
+    values = [float(cell) for cell in cells if isinstance(cell, numbers.Real) and math.isfinite(cell)]
+    words = " ".join([shown.says, *(str(cell) for cell in cells if isinstance(cell, str))])
+    values += [float(word) for word in re.findall(r"-?\d+\.\d+", words)]
+    missing = []
+    for text in re.findall(r"(?<![\w.])-?\d+\.\d+(?![\w.]*\d)", see):
+        digits = len(text.partition(".")[2])
+        step = 10.0**-digits
+        if not any(abs(abs(value) * unit - abs(float(text))) <= 0.51 * step for value in values for unit in (1, 100)):
+            missing.append(text)
+    return missing
+
+
+def warm_up() -> None:
+    import matplotlib.figure
+    import torch  # noqa: F401
+
+    import anyformer as af
+
+    af.build(af.spec("gpt2"), device="meta")
+    matplotlib.figure.Figure().savefig(os.devnull, format="svg")
+
+
+def check_stop(stop: lesson.Stop) -> bool:
+    """Run one stop and print a line about it; return whether it is fine."""
+    try:
+        results = [measure(block) for block in (stop.demonstration, stop.changed)]
+    except Exception as error:
+        print(f"{stop.name:5} FAILED  {stop.title}\n      {error}", flush=True)
+        return False
+    seconds = [second for _, second in results]
+    slow = max(seconds) > LIMIT
+    times = " + ".join(f"{second:.1f}" for second in seconds)
+    print(
+        f"{stop.name:5} {'TOO SLOW' if slow else 'ok'}  {times} s  {stop.title}\n      {results[0][0].says}", flush=True
+    )
+    if missing := unseen_numbers(stop.see, results[0][0]):
+        print(f"      note: See names {', '.join(missing)}, which the output does not contain")
+    if results[0][0].json() == results[1][0].json():
+        print("      note: the change gives the same numbers as the demonstration")
+    return not slow
+
+
+def main(names: list[str]) -> int:
+    failed = count = 0
+    warm = False
+    for name in names or [str(number) for number in lesson.numbers()]:
+        try:
+            which, stop = lesson.find(name)
+        except ValueError as error:
+            print(error, file=sys.stderr)
+            failed += 1
+            continue
+        if not warm:
+            warm_up()
+            warm = True
+        for each in (stop,) if stop else which.stops:
+            count += 1
+            failed += not check_stop(each)
+    print(f"{count} stops, {failed} failed" if failed else f"{count} stops, all fine")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
