@@ -33,7 +33,16 @@ def example(names: str = "gpt2 bert-base t5-small", *, length: int = 128, dtype:
         writes = count.spec.writes
         cache = count.state(1, length, kind, length if count.spec.pair else 0) if writes else None
         totals.append(
-            [name, count.parameters, count.active, count.parameters * kind.itemsize / 1e6, flops, tokens, 3 * flops, cache]
+            [
+                name,
+                count.parameters,
+                count.active,
+                count.parameters * kind.itemsize / 1e6,
+                flops,
+                tokens,
+                3 * flops,
+                cache,
+            ]
         )
 
     def draw() -> Any:

@@ -74,7 +74,8 @@ def write(axis: Any, text: FigureText) -> None:
     for span, kind in text.spans:
         color = LIGHT["differs" if "differs" in kind else "faint" if kind in ("note", "shape") else "ink"]
         weight = "bold" if text.bold else "normal"
-        axis.text(x, text.y, plain(span), fontsize=0.9 * text.size * POINT, color=color, weight=weight, va="baseline")
+        words = plain("".join(" " if letter.isspace() else letter for letter in span))
+        axis.text(x, text.y, words, fontsize=0.86 * text.size * POINT, color=color, weight=weight, va="baseline")
         x += width(span, text.size, text.bold)
 
 
