@@ -9,18 +9,18 @@ import re
 from pathlib import Path
 from typing import Any
 
-from anyformer.specs.messages import nearest, quote
+from anyformer.specs.messages import nearest, quote, shorten
 
 TRUE, FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
 
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """A parameter of `example`: its name, its annotation without None, and its default as written."""
+    """A parameter of `example`: its name and its annotation without None."""
 
     name: str
     kind: str
-    default: str
+    default: str  # "default: 4", "required" or "any number"
     optional: bool = False  # None is allowed
 
     def read(self, text: str) -> Any:
@@ -84,22 +84,32 @@ def read_example(name: str) -> Example:
     arguments = function.args
     plain = [*arguments.posonlyargs, *arguments.args]
     defaults: list[ast.expr | None] = [None] * (len(plain) - len(arguments.defaults)) + [*arguments.defaults]
+    constants = {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    defaults = [constants.get(each.id, each) if isinstance(each, ast.Name) else each for each in defaults]
     texts = (text, ast.get_docstring(function) or "")
     return Example(
         name,
         text.partition("\n")[0],
         "\n\n".join(each for each in texts if each),
         tuple(parameter(*each) for each in zip(plain, defaults)),
-        parameter(arguments.vararg, None) if arguments.vararg else None,
+        parameter(arguments.vararg, None, "any number") if arguments.vararg else None,
         tuple(parameter(*each) for each in zip(arguments.kwonlyargs, arguments.kw_defaults)),
     )
 
 
-def parameter(argument: ast.arg, default: ast.expr | None) -> Parameter:
+def parameter(argument: ast.arg, default: ast.expr | None, without: str = "required") -> Parameter:
     if argument.annotation is not None:
         kinds = [kind.strip() for kind in ast.unparse(argument.annotation).strip("'").split("|")]
     else:
         kinds = [type(ast.literal_eval(default)).__name__ if isinstance(default, ast.Constant) else "str"]
     optional = "None" in kinds
     kind = " | ".join(each for each in kinds if each != "None")
-    return Parameter(argument.arg, kind, ast.unparse(default) if default else "required", optional)
+    return Parameter(
+        argument.arg, kind, f"default: {shorten(ast.unparse(default), 80)}" if default else without, optional
+    )

@@ -94,7 +94,9 @@ def fitting_columns(table: Table, width: int) -> list[int]:
     columns, used = [], 0
     for i, name in enumerate(table.columns):
         longest = max([len(str(name)), *(len(number(row[i])) for row in table.rows[:TERMINAL_ROWS])])
-        used += (longest if is_numeric(table, i) else min(longest, TEXT_WIDTH)) + 2
+        used += (
+            longest if is_numeric(table, i) else min(longest, TEXT_WIDTH)
+        ) + 3  # padding and the line between columns
         if used > width and len(columns) > 1:
             break
         columns.append(i)

@@ -118,7 +118,10 @@ def verb_module(verb: str) -> Any:
         return importlib.import_module(f"anyformer.cli.{verb}")
     if verb not in (others := commands()):
         raise Mistake(f"no verb {verb!r}; {nearest(verb, (*VERBS, *others))}")
-    return others[verb].load()
+    try:
+        return others[verb].load()
+    except ImportError as error:
+        raise Mistake(f"`anyformer {verb}` cannot be imported from {others[verb].value} ({error})") from error
 
 
 def verb_parser(verb: str) -> Parser:

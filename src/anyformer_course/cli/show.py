@@ -102,7 +102,7 @@ def parser_of(example: Example) -> Parser:
 
 
 def describe(parameter: Parameter) -> str:
-    return f"{parameter.name}: {parameter.kind} (default: {parameter.default})".replace("%", "%%")
+    return f"{parameter.name}: {parameter.kind} ({parameter.default})".replace("%", "%%")
 
 
 def converter(parameter: Parameter) -> Callable[[str], Any]:

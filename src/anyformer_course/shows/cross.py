@@ -19,7 +19,9 @@ from anyformer_course.shows._small import number
 from anyformer_course.words import split
 
 
-def example(text: str = "the detective investigated a murder", *, steps: int = 120, width: int = 32, seed: int = 0) -> Shown:
+def example(
+    text: str = "the detective investigated a murder", *, steps: int = 120, width: int = 32, seed: int = 0
+) -> Shown:
     """Train on shuffled words of the text to write them backwards, then show cross-attention for the text itself."""
     words = split(text, 8)
     if len(words) < 2 or not 0 <= steps <= 500:
@@ -41,7 +43,9 @@ def example(text: str = "the detective investigated a murder", *, steps: int = 1
     model.eval()
     answer = ids.flip(1)
     with torch.no_grad():
-        run = af.trace(model, keep="decoder.layers.*.cross.op.weights", input_ids=ids, decoder_input_ids=shift(answer, start))
+        run = af.trace(
+            model, keep="decoder.layers.*.cross.op.weights", input_ids=ids, decoder_input_ids=shift(answer, start)
+        )
     written = [vocabulary[i] if i < start else "<start>" for i in run.output.logits[0].argmax(-1).tolist()]
     weights = run["decoder.layers.0.cross.op.weights"][0].mean(0)  # (T, S)
     best = [words[i] for i in weights.argmax(-1).tolist()]

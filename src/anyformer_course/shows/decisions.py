@@ -49,7 +49,11 @@ def example(returns: str = "0 2 4 6 8", *, steps: int = 150, width: int = 32, se
     to_go = episode(walks[first][None], first)["returns_to_go"][0, :, 0]
     states = episode(walks[first][None])["states"][0, :, 0]
     for t in range(3):
-        tokens += [["return to go", t, float(to_go[t])], ["state", t, float(states[t])], ["action", t, float(walks[first][t])]]
+        tokens += [
+            ["return to go", t, float(to_go[t])],
+            ["state", t, float(states[t])],
+            ["action", t, float(walks[first][t])],
+        ]
     close = sum(abs(reached[wanted] - wanted) <= 1 for wanted in asked)
 
     def draw() -> Any:

@@ -17,11 +17,17 @@ from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import context, module
 from anyformer_course.words import vectors
 
-ADDED = {"none": None, "sinusoidal": lambda: af.parts.Sinusoidal(length=64), "learned": lambda: af.parts.Learned(length=64)}
+ADDED = {
+    "none": None,
+    "sinusoidal": lambda: af.parts.Sinusoidal(length=64),
+    "learned": lambda: af.parts.Learned(length=64),
+}
 IN_SCORES = {"rope": lambda: af.parts.Rope(), "alibi": lambda: af.parts.Alibi(num_heads=2)}
 
 
-def example(text: str = "my dog and your dog", *, position: str = "sinusoidal", width: int = 16, seed: int = 0) -> Shown:
+def example(
+    text: str = "my dog and your dog", *, position: str = "sinusoidal", width: int = 16, seed: int = 0
+) -> Shown:
     """Compare the results of a repeated word without positions and with `position`, and after a shuffle."""
     words, x = vectors(text, width, seed)
     repeated = [word for i, word in enumerate(words) if word in words[:i]]
@@ -41,9 +47,9 @@ def example(text: str = "my dog and your dog", *, position: str = "sinusoidal", 
         rows.append([name, apart, apart < 1e-5, moved, moved < 1e-5])
 
     def draw() -> Any:
-        return figures.heat_maps(
-            list(results.values()), [f"positions: {name}" for name in results], "results of attention", words
-        )
+        apart = [torch.cdist(mixed, mixed) for mixed in results.values()]
+        titles = [f"positions: {name}" for name in results]
+        return figures.heat_maps(apart, titles, "distance of the results of two words (dark: equal)", words)
 
     same, other = rows[0][1], rows[-1][1]
     return Shown(

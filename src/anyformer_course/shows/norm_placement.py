@@ -46,7 +46,9 @@ def example(text: str = TEXT, *, depth: int = 12, width: int = 64, seed: int = 0
         f"that of pre-norm.",
         [
             Table(
-                "norm of the gradient", ("layer", *gradients), [[i + 1, *row] for i, row in enumerate(zip(*gradients.values()))]
+                "norm of the gradient",
+                ("layer", *gradients),
+                [[i + 1, *row] for i, row in enumerate(zip(*gradients.values()))],
             )
         ],
         draw,

@@ -91,7 +91,10 @@ def read(path: str, size: int) -> torch.Tensor:
 
         with Image.open(path) as image:
             image = image.convert("RGB").resize((size, size))
-            return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(size, size, 3).permute(2, 0, 1) / 255
+            return (
+                torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(size, size, 3).permute(2, 0, 1)
+                / 255
+            )
     except ImportError:
         raise ValueError("reading image files needs Pillow: pip install pillow") from None
     except OSError as error:

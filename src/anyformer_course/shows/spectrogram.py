@@ -20,7 +20,9 @@ from anyformer_course.shows._small import module
 RATE = 16000  # samples per second
 
 
-def example(sound: str = "one two three", *, channels: int = 80, hop: int = 160, width: int = 32, seed: int = 0) -> Shown:
+def example(
+    sound: str = "one two three", *, channels: int = 80, hop: int = 160, width: int = 32, seed: int = 0
+) -> Shown:
     """Compute the log-mel spectrogram of a WAV file, or of tones for the letters of a text, and its tokens."""
     import anyformer as af
 

@@ -31,12 +31,18 @@ def example(name: str = "swin-tiny", *, size: int = 224) -> Shown:
     def draw() -> Any:
         figure, axes = figures.new(2, 1, 8, 4.2)
         for axis, each in zip(axes[0], (plain, shifted), strict=True):
-            axis.imshow(((each.window * 7 + each.part * 3) % 20).numpy(), cmap="tab20", interpolation="nearest", vmin=0, vmax=19)
+            axis.imshow(
+                ((each.window * 7 + each.part * 3) % 20).numpy(), cmap="tab20", interpolation="nearest", vmin=0, vmax=19
+            )
             axis.set_title(f"{each.about}: shift {each.shift}", fontsize=9)
             for window, _, (row, column) in each.pieces():
-                axis.text(column / each.span.width - 0.5, row / each.span.height - 0.5, str(window), fontsize=7, ha="center")
+                axis.text(
+                    column / each.span.width - 0.5, row / each.span.height - 0.5, str(window), fontsize=7, ha="center"
+                )
             axis.set_axis_off()
-        figure.suptitle("patches of the same color attend to each other; equal numbers are one joined window", fontsize=9)
+        figure.suptitle(
+            "patches of the same color attend to each other; equal numbers are one joined window", fontsize=9
+        )
         return figure
 
     return Shown(
