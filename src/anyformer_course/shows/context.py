@@ -13,8 +13,8 @@ from anyformer_course.shown import Shown, Table
 def example(since: str = "2018", *, kind: str = "") -> Shown:
     """List published context lengths from the year `since`. `kind`: "encoder", "decoder" or "encoder-decoder"."""
     import anyformer as af
-    from anyformer.look.published_figures import published_models
     from anyformer.models import position_limit
+    from anyformer_course.pictures.published_figures import published_models
 
     kinds = ("encoder", "decoder", "encoder-decoder")
     if kind and kind not in kinds:

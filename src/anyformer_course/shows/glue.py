@@ -12,7 +12,6 @@ from typing import Any
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
 
-
 # the slide's leaderboard of GLUE, January 2021 (gluebenchmark.com)
 LEADERBOARD = (("DeBERTa / TuringNLRv4", 90.8), ("MacALBERT + DKM", 90.7), ("StructBERT + TAPT", 90.6),
                ("ALBERT + DAAF + NAS", 90.6), ("ERNIE", 90.4), ("T5", 90.3))  # fmt: skip
@@ -20,7 +19,7 @@ LEADERBOARD = (("DeBERTa / TuringNLRv4", 90.8), ("MacALBERT + DKM", 90.7), ("Str
 
 def example(test: str = "glue", *, count: bool = True) -> Shown:
     """List the published scores of a `test`, "glue" or "superglue". `count`: compare parameters with our counts."""
-    from anyformer.look.published_figures import HUMANS, our_count, published_models
+    from anyformer_course.pictures.published_figures import HUMANS, our_count, published_models
 
     if test not in HUMANS:
         raise ValueError(f"no test is called {test!r}; use 'glue' or 'superglue'")

@@ -16,7 +16,7 @@ NOISE = 0.005  # standard deviation of the baseline's early loss over seeds, pub
 
 def example(*names: str) -> Shown:
     """Compare the rows `names` with the baseline, or all rows if no name is given: `example("SwiGLU", "Fixup")`."""
-    from anyformer.lab.narang_table import ROWS, count_row, row_named
+    from anyformer_course.lab.narang_table import ROWS, count_row, row_named
 
     base = ROWS[0]
     chosen = [base, *(row_named(name) for name in names if name != base.name)] if names else [*ROWS]
