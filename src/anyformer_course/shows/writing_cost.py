@@ -31,7 +31,9 @@ def example(*names: str) -> Shown:
             spec = af.override(spec, {"embedding.position.length": max(LENGTHS)})
         counted = af.count(spec)
         # the cost of a step is a + b n: two counts give a and b, and n steps cost n a + b n (n + 1) / 2
-        near, far = (counted.decode(n).flops for n in (LENGTHS[0], LENGTHS[-1]))
+        grows = counted.state(1, LENGTHS[0]) != counted.state(1, LENGTHS[-1])  # a fixed state has a fixed cost
+        near = counted.decode(LENGTHS[0]).flops
+        far = counted.decode(LENGTHS[-1]).flops if grows else near
         slope = (far - near) / (LENGTHS[-1] - LENGTHS[0])
         start = near - slope * LENGTHS[0]
         steps[name] = [start + slope * n for n in LENGTHS]
