@@ -54,8 +54,8 @@ def example(text: str = TEXT, *, steps: int = 60, width: int = 32, seed: int = 0
         return figure
 
     return Shown(
-        f"A letter uses {float(per_token.float().mean()):.0f} of {total} neurons on average; with only the {kept[2][0]} "
-        f"largest the loss is {kept[2][2]:.3f} instead of {kept[0][2]:.3f}.",
+        f"A letter uses {float(per_token.float().mean()):.0f} of {total} neurons on average; with only the "
+        f"{kept[2][0]} largest the loss is {kept[2][2]:.3f} instead of {kept[0][2]:.3f}.",
         [
             Table("neurons kept per letter", ("neurons", "percent", "loss"), kept),
             Table(
