@@ -79,7 +79,7 @@ def learn(skip: float, ids: torch.Tensor, depth: int, width: int, steps: int, se
         optimizer.zero_grad()
         loss.backward()
         if step == 0:
-            named = dict(model.named_parameters())
+            named: dict[str, Any] = dict(model.named_parameters())
             names = [f"decoder.layers.{i}.feedforward.op.down.weight" for i in range(depth)]
             gradients = [float(named[name].grad.norm()) for name in names]
         optimizer.step()
