@@ -15,7 +15,7 @@ from anyformer.parts.op import Op
 from anyformer.specs.addresses import value_at
 from anyformer_course.shown import Shown, Table
 
-ROLES = ("attention", "feed-forward", "embedding", "head", "norms and the rest")
+ROLES = ("attention", "convolution or recurrence", "feed-forward", "embedding", "head", "norms and the rest")
 
 
 def example(names: str = "gpt2 bert-base t5-small", *, length: int = 128, dtype: str = "bfloat16") -> Shown:
@@ -26,7 +26,7 @@ def example(names: str = "gpt2 bert-base t5-small", *, length: int = 128, dtype:
         raise ValueError(f"dtype is {dtype!r}; give a type such as bfloat16 or float32")
     counts = {name: af.count(af.spec(name)) for name in names.split()}
     shares = {name: by_role(count) for name, count in counts.items()}
-    totals = []
+    totals: list[list[Any]] = []
     for name, count in counts.items():
         flops = count.flops(length)
         tokens = count.positions(length)  # patches of an image, frames of a recording
@@ -46,7 +46,7 @@ def example(names: str = "gpt2 bert-base t5-small", *, length: int = 128, dtype:
         )
 
     def draw() -> Any:
-        figure, axes = figures.new(1, 1, 7, 1.2 + 0.5 * len(counts))
+        figure, axes = figures.new(1, 1, 8.5, 1.2 + 0.5 * len(counts))
         start = [0.0] * len(counts)
         for i, role in enumerate(ROLES):
             parts = [100 * shares[name][role] / counts[name].parameters for name in counts]
@@ -63,7 +63,7 @@ def example(names: str = "gpt2 bert-base t5-small", *, length: int = 128, dtype:
         f"{best[0]} has {best[1]:,} parameters, {100 * shares[best[0]][largest] / best[1]:.0f} % of them in "
         f"{largest}.",
         [
-            Table("parameters", ("part", *counts), [[role, *(shares[name][role] for name in counts)] for role in ROLES]),
+            Table("parameters", ("part", *counts), [[each, *(by[each] for by in shares.values())] for each in ROLES]),
             Table(
                 f"totals, texts of {length} tokens, {dtype}",
                 ("model", "parameters", "used by a token", "megabytes", "FLOPs of a pass", "tokens of a pass",
@@ -76,7 +76,7 @@ def example(names: str = "gpt2 bert-base t5-small", *, length: int = 128, dtype:
 
 
 def by_role(count: Any) -> dict[str, int]:
-    """Return the number of parameters by role. The role of an op follows from whether it mixes tokens."""
+    """Return the number of parameters by role. Ops that do not mix tokens are feed-forward."""
     sums = dict.fromkeys(ROLES, 0)
     for address, size in count.parts.items():
         sums[role(count.spec, address)] += size
@@ -95,5 +95,6 @@ def role(spec: Any, address: str) -> str:
         except ValueError:
             continue
         if isinstance(found, Op):
-            return "feed-forward" if found.said == "itself" else "attention"
+            mixer = "attention" if "Attention" in type(found).__name__ else "convolution or recurrence"
+            return "feed-forward" if found.said == "itself" else mixer
     return "norms and the rest"

@@ -73,7 +73,7 @@ def example(returns: str = "0 2 4 6 8", *, steps: int = 150, width: int = 32, se
             Table(f"first tokens of the walk with return {first:g}", ("token", "time step", "value"), tokens),
             Table(
                 "asked and reached", ("asked", "reached", "actions"),
-                [[wanted, reached[wanted], "".join("R" if a > 0 else "L" for a in walk)] for wanted, walk in walks.items()],
+                [[each, reached[each], "".join("R" if a > 0 else "L" for a in walk)] for each, walk in walks.items()],
             ),
         ],
         draw,

@@ -51,6 +51,7 @@ def example(goal: int = 5, *, walks: int = 1, rounds: int = 120, entropy: float 
         actor.step()
         history.append(success(policy.detach(), goal))
     results = {"expert": expert, "cloning": cloned, "GAIL": policy.detach(), "random": torch.zeros(CELLS, 3)}
+    shares = {name: success(logits, goal) for name, logits in results.items()}
 
     def draw() -> Any:
         figure, axes = figures.new(2, 1, 9, 3.4)
@@ -62,11 +63,11 @@ def example(goal: int = 5, *, walks: int = 1, rounds: int = 120, entropy: float 
         return figure
 
     return Shown(
-        f"After {rounds} rounds GAIL is at cell {goal} in {100 * success(policy.detach(), goal):.0f} % of the time steps, "
-        f"the expert in {100 * success(expert, goal):.0f} %, a random walker in {100 * success(torch.zeros(CELLS, 3), goal):.0f} %.",
+        f"After {rounds} rounds GAIL is at cell {goal} in {100 * shares['GAIL']:.0f} % of the time steps, the expert "
+        f"in {100 * shares['expert']:.0f} %, a random walker in {100 * shares['random']:.0f} %.",
         [
             Table("share of time steps at the goal, from every start", ("policy", "share"),
-                  [[name, success(logits, goal)] for name, logits in results.items()]),
+                  [[name, share] for name, share in shares.items()]),
             Table("policy of GAIL", ("cell", *ACTIONS, "D of going right"), [
                 [cell, *row, float(score[cell, 2].detach().sigmoid())]
                 for cell, row in enumerate(policy.detach().softmax(-1).tolist())

@@ -47,8 +47,8 @@ def example(
         return heat_maps(list(results.values()), list(results), "rows are words, columns are channels", words)
 
     return Shown(
-        f"If the last text changes, LayerNorm's result for {texts[0]!r} changes by {rows[1][-1]:.2f} and BatchNorm's by "
-        f"{rows[3][-1]:.2f}. (x - mean) / sqrt(variance + eps) by hand differs from LayerNorm by {error:.0e}.",
+        f"If the last text changes, LayerNorm's result for {texts[0]!r} changes by {rows[1][-1]:.2f} and BatchNorm's "
+        f"by {rows[3][-1]:.2f}. (x - mean) / sqrt(variance + eps) by hand differs from LayerNorm by {error:.0e}.",
         [
             Table(
                 f"{len(words)} words of {len(texts)} texts, {width} channels",

@@ -46,7 +46,9 @@ def example(text: str = TEXT, *, depth: int = 8, width: int = 32, steps: int = 4
         f"{without['loss'][-1]:.2f} without.",
         [
             Table(
-                "the same decoder", ("layers compute", "loss before", "loss after", "gradient of layer 1", "of the last layer", "cosine of two words after the last layer"),
+                "the same decoder",
+                ("layers compute", "loss before", "loss after", "gradient of layer 1", "gradient of the last layer",
+                 "cosine of two words after the last layer"),
                 [
                     [name, run["loss"][0], run["loss"][-1], run["gradients"][0], run["gradients"][-1], run["alike"][-1]]
                     for name, run in runs.items()
@@ -77,7 +79,7 @@ def learn(skip: float, ids: torch.Tensor, depth: int, width: int, steps: int, se
         optimizer.zero_grad()
         loss.backward()
         if step == 0:
-            named = dict(model.named_parameters())
+            named: dict[str, Any] = dict(model.named_parameters())
             names = [f"decoder.layers.{i}.feedforward.op.down.weight" for i in range(depth)]
             gradients = [float(named[name].grad.norm()) for name in names]
         optimizer.step()

@@ -53,8 +53,9 @@ def example(widths: str = "4 16 64 256", *, keys: int = 16, samples: int = 2000,
 
     K = sizes[-1]
     return Shown(
-        f"Products of vectors of {K} numbers have a deviation of {rows[-1][1]:.1f} (sqrt(K) is {math.sqrt(K):.1f}); the "
-        f"largest of {keys} weights is {largest[K, True]:.2f} on average, and {largest[K, False]:.2f} after the division.",
+        f"Products of vectors of {K} numbers have a deviation of {rows[-1][1]:.1f} (sqrt(K) is {math.sqrt(K):.1f}); "
+        f"the largest of {keys} weights is {largest[K, True]:.2f} on average, and {largest[K, False]:.2f} after the "
+        f"division.",
         [Table(f"a query and {keys} keys, mean of {samples} draws", columns, rows)],
         draw,
     )

@@ -28,7 +28,7 @@ def example(compute: str = "1e19 1e21 1e23", *, law: str = "Kaplan", loss: float
         raise ValueError(f"no law is called {law!r}; choose Kaplan or Hoffmann")
     best = [(budget, optimum(budget)) for budget in budgets for optimum in LAWS]
     table = [
-        [f"{budget:.0e}", each.law, each.parameters, each.tokens, each.tokens / each.parameters,
+        [f"{budget:.3g}", each.law, each.parameters, each.tokens, each.tokens / each.parameters,
          kaplan_loss(each.parameters, each.tokens), hoffmann_loss(each.parameters, each.tokens)]
         for budget, each in best
     ]  # fmt: skip
@@ -53,13 +53,13 @@ def example(compute: str = "1e19 1e21 1e23", *, law: str = "Kaplan", loss: float
     Ns = [each.parameters for budget, each in best if each.law == "Kaplan"]
     return Shown(
         f"By {law}, a loss of {loss:g} takes {small[2]:.1e} tokens with {small[0]:.0e} parameters and {large[2]:.1e} "
-        f"with {large[0]:.0e}. For {budgets[0]:.0e} FLOPs Kaplan's best size is {Ns[0]:.1e} parameters.",
+        f"with {large[0]:.0e}. For {budgets[0]:.3g} FLOPs Kaplan's best size is {Ns[0]:.1e} parameters.",
         [
             Table("best size and tokens for a budget", ("FLOPs", "rule", "parameters", "tokens", "tokens per parameter",
                   "loss by Kaplan", "loss by Hoffmann"), table),
             Table(f"tokens to reach a loss of {loss:g} by {law}",
                   ("parameters", "loss with infinite data", "tokens", "compute 6 N D"), reach),
-            Table("budgets", ("FLOPs", "petaflop-days"), [[f"{b:.0e}", b / PETAFLOP_DAY] for b in budgets]),
+            Table("budgets", ("FLOPs", "petaflop-days"), [[f"{b:.3g}", b / PETAFLOP_DAY] for b in budgets]),
         ],
         draw,
     )  # fmt: skip
