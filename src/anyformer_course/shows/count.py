@@ -30,8 +30,9 @@ def example(names: str = "gpt2 bert-base t5-small", *, length: int = 128, dtype:
     for name, count in counts.items():
         flops = count.flops(length)
         tokens = count.positions(length)  # patches of an image, frames of a recording
-        writes = count.spec.writes
-        cache = count.state(1, length, kind, length if count.spec.pair else 0) if writes else None
+        spec = count.spec
+        assert spec is not None
+        cache = count.state(1, length, kind, length if spec.pair else 0) if spec.writes else None
         totals.append(
             [
                 name,

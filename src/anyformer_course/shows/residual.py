@@ -72,7 +72,7 @@ def learn(skip: float, ids: torch.Tensor, depth: int, width: int, steps: int, se
         run = af.trace(model, keep=["embedding", "decoder.layers.*"], input_ids=ids)
     streams = [run["embedding"][0], *(run[f"decoder.layers.{i}"][0] for i in range(depth))]
     alike = [similarity(stream) for stream in streams]
-    optimizer, losses, gradients = torch.optim.Adam(model.parameters(), lr=1e-2), [], []
+    optimizer, losses, gradients = torch.optim.Adam(model.parameters(), lr=1e-2, fused=True), [], []
     for step in range(steps + 1):
         loss = F.cross_entropy(model(input_ids=ids).logits[0, :-1], ids[0, 1:])
         losses.append(float(loss.detach()))
