@@ -11,6 +11,7 @@ from typing import Any
 import anyformer as af
 from anyformer.look.figures import new
 from anyformer.parts.attention.latent import LatentAttention
+from anyformer.specs.part import walk
 from anyformer_course.shown import Shown, Table
 
 
@@ -19,7 +20,7 @@ def example(name: str = "deepseek-v2", *, tokens: int = 4096) -> Shown:
     import torch
 
     counted = af.count(af.spec(name))
-    part: Any = next((each for _, each in counted.spec.walk() if isinstance(each, LatentAttention)), None)
+    part: Any = next((each for _, each in walk(counted.spec) if isinstance(each, LatentAttention)), None)
     if part is None:
         raise ValueError(f"{name} has no latent attention; use deepseek-v2-lite, deepseek-v2 or deepseek-v3")
     depth, H, K = dict(counted.spec.items())["decoder"].depth, part.num_heads, part.head_width

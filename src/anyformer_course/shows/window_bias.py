@@ -14,7 +14,7 @@ from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
 
 
-def example(size: int = 4, *, heads: int = 3, move: int = 0, seed: int = 0) -> Shown:
+def example(size: int = 4, *, heads: int = 3, move: int = 1, seed: int = 0) -> Shown:
     """Look up B for a window of `size` x `size` patches. `move` moves two patches together, to compare their bias."""
     if not 2 <= size <= 12 or not 0 <= move < size - 1:
         raise ValueError(f"size must be from 2 to 12, and move from 0 to {max(size - 2, 0)}")
@@ -30,7 +30,7 @@ def example(size: int = 4, *, heads: int = 3, move: int = 0, seed: int = 0) -> S
     rows = [[name, a, b, *bias[a, b].tolist()] for name, (a, b) in pairs.items()]
     numbers = {m: ((2 * m - 1) ** 2, m**4) for m in dict.fromkeys((size, 7, 12))}
     spec = af.count(af.spec("swin-tiny"))
-    learned = sum(count for address, count in spec.parts.items() if address.endswith("position"))
+    learned = sum(count for address, count in spec.parts.items() if address.endswith("position.weight"))
 
     def draw() -> Any:
         figure, axes = new(3, 1, 11, 3.4)
