@@ -20,7 +20,7 @@ from anyformer_course.shown import Shown, Table
 from anyformer_course.shows.clip import COLORS, SHAPES, SIDE, drawing
 
 
-def example(text: str = "red square", *, levels: int = 4, steps: int = 120, seed: int = 0) -> Shown:
+def example(text: str = "red square", *, levels: int = 4, steps: int = 80, seed: int = 0) -> Shown:
     """Encode a drawing of `text` (a color and a shape) with codes of three numbers, each of `levels` levels."""
     words = text.split()
     if len(words) != 2 or words[0] not in COLORS or words[1] not in SHAPES:
@@ -28,17 +28,17 @@ def example(text: str = "red square", *, levels: int = 4, steps: int = 120, seed
     if not 2 <= levels <= 16:
         raise ValueError(f"levels is {levels}; it must be 2 to 16")
     spec = AutoencoderModel(
-        width=32,
-        embedding=ConvEmbedding(image_size=(SIDE, SIDE), channels=3, widths=(16, 32), kernel=3, blocks=1),
+        width=24,
+        embedding=ConvEmbedding(image_size=(SIDE, SIDE), channels=3, widths=(12, 24), kernel=3, blocks=1),
         latent=RoundedCodes(levels=(levels,) * 3, width=16),
-        painter=ConvDecoder(channels=3, widths=(32, 16), blocks=1),
+        painter=ConvDecoder(channels=3, widths=(24, 12), blocks=1),
     )
     model: Any = af.build(spec, seed=seed)
     draws, optimizer = torch.Generator().manual_seed(seed), torch.optim.Adam(model.parameters(), lr=4e-3)
     album = torch.stack([drawing(color, shape, draws) for color in COLORS for shape in SHAPES for _ in range(6)])
     losses = []
     for _ in range(steps):
-        batch = album[torch.randperm(len(album), generator=draws)[:18]]
+        batch = album[torch.randperm(len(album), generator=draws)[:12]]
         loss = (model(pixel_values=batch).reconstruction - batch).square().mean()
         optimizer.zero_grad()
         loss.backward()

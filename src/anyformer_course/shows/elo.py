@@ -50,7 +50,7 @@ def example(ratings: str = "A:1250 B:1200 C:1150 D:1000", *, votes: int = 3000, 
     return Shown(
         f"{votes:,} votes rate {names[best]} at {float(found[best]):.0f} and {names[next_best]} at "
         f"{float(found[next_best]):.0f}; a difference of {float(found[best] - found[next_best]):.0f} means that "
-        f"{names[best]} wins {p:.0%} of their duels.",
+        f"{names[best]} wins {100 * p:.0f} % of their duels.",
         [
             Table("ratings", ("model", "true", "from the votes", "error", "wins", "losses"), rows),
             Table("chance to win by difference", ("difference", "chance"),

@@ -43,7 +43,7 @@ def example(text: str = "<image> what makes this noise <sound> ?", *, seed: int 
     changed = {**inputs, **({"pixel_values": other} if "<image>" in words else {})}
     with torch.no_grad():
         run, second = (af.trace(model, keep=("decoder.input", "decoder"), **each) for each in (inputs, changed))
-        weights = af.look.attention(run).maps[-1].weights[0].mean(0)  # (T, T), mean of the heads
+        weights = af.look.attention(run)["decoder.layers.1.attention"].weights[0].mean(0)  # (T, T), mean of the heads
     vectors, moved = run["decoder.input"][0], (second.output.logits - run.output.logits)[0].abs().amax(-1)
     kinds = [kind for kind, _, _ in tokens]
     rows = [[i, name, kind, token, float(vectors[i].norm()), float(moved[i])]
