@@ -1,7 +1,7 @@
 """Why attention over pixels is slow: operations and memory traffic of networks that differ in one layer.
 
 The same ResNet with 3 x 3 convolutions, with local relations (LR-Net) or with stand-alone self-attention. Operations
-and bytes are counted for one picture on shapes only, so they do not depend on your machine.
+and bytes are counted while the networks read one picture.
 """
 
 from __future__ import annotations
@@ -35,21 +35,23 @@ class Traffic(TorchDispatchMode):
         return result
 
 
-def example(names: str = "resnet-26 lr-net-26 sasa-resnet-26") -> Shown:
-    """Compare networks of `names`; the first is the measure."""
+def example(names: str = "resnet-26 lr-net-26 sasa-resnet-26", *, side: int = 64) -> Shown:
+    """Compare networks of `names` on a picture of `side` x `side` pixels, relative to the first."""
     if unknown := [name for name in names.split() if name not in NAMES]:
         raise ValueError(f"no network {quote(unknown[0])}; {nearest(unknown[0], NAMES)}")
+    if side not in (32, 64, 96, 128):
+        raise ValueError(f"side is {side}; use 32, 64, 96 or 128")
     if not names.split():
         raise ValueError(f"give names of networks: {', '.join(NAMES)}")
     rows: list[list[Any]] = []
     for name in names.split():
-        spec: Any = af.spec(name)
-        model = af.build(spec, device="meta").eval()
-        pixels = torch.empty(1, 3, *spec.embedding.image_size, device="meta")
+        spec: Any = af.override(af.spec(name), {"embedding.image_size": (side, side)})
+        model = af.build(spec, seed=0).eval()
+        pixels = torch.zeros(1, 3, side, side)
         with torch.no_grad(), Traffic() as traffic:
             model(pixel_values=pixels)
         counted = af.count(spec)
-        rows.append([name, counted.parameters, counted.flops(), traffic.operations, traffic.bytes / 2**20])
+        rows.append([name, counted.parameters, counted.flops(1), traffic.operations, traffic.bytes / 2**20])
     ratios = [[row[0], *(value / first for value, first in zip(row[1:], rows[0][1:], strict=True))] for row in rows]
 
     def draw() -> Any:
@@ -68,7 +70,7 @@ def example(names: str = "resnet-26 lr-net-26 sasa-resnet-26") -> Shown:
             f"writes {row[4]:.1f} times as many bytes" for row in ratios[1:]
         ) + "." if len(rows) > 1 else f"{rows[0][0]} writes {rows[0][4]:.0f} MiB per picture.",
         [
-            Table("one picture", ("network", "parameters", "FLOPs", "operations", "MiB written"), rows),
+            Table(f"one picture of {side} x {side}", ("network", "parameters", "FLOPs", "operations", "MiB written"), rows),
             Table(f"relative to {rows[0][0]}", ("network", "parameters", "FLOPs", "operations", "bytes written"),
                   ratios),
         ],

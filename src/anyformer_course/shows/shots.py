@@ -23,18 +23,18 @@ NOTHING, FOREIGN = WORDS + LANGUAGES, WORDS + LANGUAGES + 1  # ids: words, names
 NAMES = ("cheese", "otter", "mint", "plush", "giraffe", "river", "king", "magic")
 
 
-def example(*, steps: int = 180, shots: int = 5, seed: int = 0) -> Shown:
+def example(*, steps: int = 110, shots: int = 5, seed: int = 0) -> Shown:
     """Train for `steps` steps, then measure how many translations are right after 0 to `shots` examples."""
     if not 1 <= shots <= WORDS - 1:
         raise ValueError(f"shots is {shots}; it must be 1 to {WORDS - 1}")
     draws = torch.Generator().manual_seed(seed)
     dictionary = words_of(draws)  # (languages, dialects, words)
-    model: Any = af.build(describe("gpt2", FOREIGN + LANGUAGES * (DIALECTS + 1) * WORDS), seed=seed)
+    model: Any = af.build(describe("gpt2", FOREIGN + LANGUAGES * (DIALECTS + 1) * WORDS, width=32), seed=seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, fused=True)
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = 5e-3 * (1 - step / steps)
-        ids, _ = prompts(dictionary, draws, 32)
+        ids, _ = prompts(dictionary, draws, 80)
         update(model, optimizer, ids)
     model.eval()
     test, kinds = prompts(dictionary, torch.Generator().manual_seed(9), 600)

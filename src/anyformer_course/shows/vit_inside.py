@@ -21,7 +21,7 @@ SIDE, PATCH = 20, 4
 GRID = SIDE // PATCH
 
 
-def example(*, steps: int = 150, seed: int = 0) -> Shown:
+def example(*, steps: int = 90, seed: int = 0) -> Shown:
     """Train for `steps` steps on squares at random places, then measure; `steps=0` is the model before training."""
     config = {
         "architectures": ["ViTForImageClassification"], "hidden_size": 32, "num_hidden_layers": 2,
@@ -32,7 +32,7 @@ def example(*, steps: int = 150, seed: int = 0) -> Shown:
     draws, optimizer = torch.Generator().manual_seed(seed), torch.optim.Adam(model.parameters(), lr=3e-3)
     losses = []
     for _ in range(steps):
-        pixels, place = squares(32, draws)
+        pixels, place = squares(40, draws)
         scores = model(pixel_values=pixels).logits.unflatten(1, (2, SIDE))
         loss = F.cross_entropy(scores.flatten(0, 1), place.flatten())
         optimizer.zero_grad()
