@@ -72,7 +72,8 @@ def example(text: str = "red square", *, levels: int = 4, steps: int = 80, seed:
         f"{SIDE} x {SIDE} pixels become {len(grid)} codes, each one of {number} ({len(set(grid))} different ones are "
         f"used): {bits[0]} bits become {bits[1]:.0f}; the decoded picture has a squared error of {error:.4f}.",
         [
-            Table("codes", ("row", *map(str, range(side))), [[r, *grid[r * side : (r + 1) * side]] for r in range(side)]),
+            Table("codes", ("row", *map(str, range(side))),
+                  [[r, *grid[r * side : (r + 1) * side]] for r in range(side)]),
             Table("the sequence that a decoder learns: the caption, then the codes (the first 10)",
                   ("position", "token", "kind"), sequence),
             Table("training", ("what", "number"), [["loss before", losses[0]] if losses else ["loss before", None],

@@ -40,9 +40,9 @@ def example(tokens: float = 300e9) -> Shown:
         return figure
 
     return Shown(
-        f"of {size / 1e9:.0f} billion tokens, Common Crawl is {100 * rows[0][3]:.0f} % of the data but {100 * rows[0][2]:.0f} % "
-        f"of what is read; the printed weights add up to {100 * weight:.0f} %, and for {most[0]} {most[5]:.2f} epochs follow "
-        f"from them, not {most[6]:.2f}.",
+        f"of {size / 1e9:.0f} billion tokens, Common Crawl is {100 * rows[0][3]:.0f} % of the data "
+        f"but {100 * rows[0][2]:.0f} % of what is read; the printed weights add up to {100 * weight:.0f} %, and "
+        f"for {most[0]} {most[5]:.2f} epochs follow from them, not {most[6]:.2f}.",
         [Table(f"published figures, and what follows from them for {tokens / 1e9:g} billion tokens",
                ("part", "tokens", "weight in the mix", "share of the data", "tokens read", "epochs, computed",
                 "epochs, published"), rows)],

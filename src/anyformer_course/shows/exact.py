@@ -6,6 +6,7 @@ the size, as in scaling laws, and p = exp(-loss) [Wei et al. 2022; Schaeffer et 
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -23,7 +24,7 @@ def example(*, tokens: int = 10, exponent: float = 0.3, start: float = 1.5) -> S
         loss = start * (size / 1e7) ** -exponent
         p = math.exp(-loss)
         rows.append([f"{size:.0e}", loss, p, p**tokens, -tokens * math.log(p) / math.log(10)])
-    growth = [after[3] - before[3] for before, after in zip(rows, rows[1:], strict=False)]
+    growth = [after[3] - before[3] for before, after in itertools.pairwise(rows)]
     largest = max(range(len(growth)), key=growth.__getitem__)
 
     def draw() -> Any:

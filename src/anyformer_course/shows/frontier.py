@@ -58,7 +58,8 @@ def example(model: str = "Reka Core") -> Shown:
         + f"; its mean rank is {sum(row[2] for row in placed) / len(placed):.1f}.",
         [
             Table(f"{model}, published scores", ("benchmark", "score", "rank", "of", "best", "best model"), ranks),
-            Table(f"{model} against each rival", ("rival", "both tested", "ahead in", "share", "mean difference"), wins),
+            Table(f"{model} against each rival", ("rival", "both tested", "ahead in", "share", "mean difference"),
+                  wins),
         ],
         draw,
     )  # fmt: skip

@@ -70,7 +70,8 @@ def example(names: str = "resnet-26 lr-net-26 sasa-resnet-26", *, side: int = 64
             f"writes {row[4]:.1f} times as many bytes" for row in ratios[1:]
         ) + "." if len(rows) > 1 else f"{rows[0][0]} writes {rows[0][4]:.0f} MiB per picture.",
         [
-            Table(f"one picture of {side} x {side}", ("network", "parameters", "FLOPs", "operations", "MiB written"), rows),
+            Table(f"one picture of {side} x {side}",
+                  ("network", "parameters", "FLOPs", "operations", "MiB written"), rows),
             Table(f"relative to {rows[0][0]}", ("network", "parameters", "FLOPs", "operations", "bytes written"),
                   ratios),
         ],

@@ -52,8 +52,8 @@ def example(*, side: int = 224, window: int = 7, sharpness: float = 8.0) -> Show
         return figure
 
     return Shown(
-        f"{side} x {side} pixels are {pixels:,} tokens with {pixels**2:,} pairs; a window of {window} x {window} leaves "
-        f"{pixels * window**2:,}, and its weights differ from pixel to pixel (largest {local[0][1]:.3f} and "
+        f"{side} x {side} pixels are {pixels:,} tokens with {pixels**2:,} pairs; a window of {window} x {window} "
+        f"leaves {pixels * window**2:,}, and its weights differ from pixel to pixel (largest {local[0][1]:.3f} and "
         f"{local[1][1]:.3f}).",
         [
             Table("pairs of one attention layer", ("attention", "tokens", "pairs", "GiB of scores per head"), rows),

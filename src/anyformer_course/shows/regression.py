@@ -20,7 +20,7 @@ from anyformer_course.shown import Shown, Table
 CONTEXT, NOISE = 8, 0.3
 
 
-def example(pairs: str = "1:2 -1:-2 0.5:1 -2:-4", *, query: float = 1.5, steps: int = 150, seed: int = 0) -> Shown:
+def example(pairs: str = "1:2 -1:-2 0.5:1 -2:-4", *, query: float = 1.5, steps: int = 160, seed: int = 0) -> Shown:
     """Predict y at `query` after each of the `pairs` "x:y"; train for `steps` steps first."""
     try:
         points = [(float(x), float(y)) for x, y in (each.split(":") for each in pairs.split())]
@@ -29,12 +29,12 @@ def example(pairs: str = "1:2 -1:-2 0.5:1 -2:-4", *, query: float = 1.5, steps: 
     if not 1 <= len(points) <= CONTEXT:
         raise ValueError(f"there are {len(points)} pairs; give 1 to {CONTEXT}")
     objective = Regress(width=1, context=CONTEXT, noise=NOISE)
-    model: Any = af.build(describe(objective, n_layer=2, n_embd=32, n_head=2), seed=seed)
+    model: Any = af.build(describe(objective, n_layer=2, n_embd=24, n_head=2), seed=seed)
     draws, optimizer = torch.Generator().manual_seed(seed), torch.optim.AdamW(model.parameters(), fused=True)
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = 6e-3 * min(1, (step + 1) / 20) * (1 - step / steps)
-        x, y = lines(160, draws)
+        x, y = lines(72, draws)
         loss = (predict(model, x, y) - y).square().mean()
         optimizer.zero_grad()
         loss.backward()

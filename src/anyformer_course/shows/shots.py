@@ -34,7 +34,7 @@ def example(*, steps: int = 110, shots: int = 5, seed: int = 0) -> Shown:
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = 5e-3 * (1 - step / steps)
-        ids, _ = prompts(dictionary, draws, 80)
+        ids, _ = prompts(dictionary, draws, 64)
         update(model, optimizer, ids)
     model.eval()
     test, kinds = prompts(dictionary, torch.Generator().manual_seed(9), 600)
@@ -70,8 +70,8 @@ def example(*, steps: int = 110, shots: int = 5, seed: int = 0) -> Shown:
     ]
     return Shown(
         f"with the name of the language {100 * rows[0][1]:.0f} % of the translations are right after 0 examples, "
-        f"{100 * rows[1][1]:.0f} % after 1 and {100 * rows[-1][1]:.0f} % after {shots}, without any gradient update; fine-tuning raises "
-        f"one dialect from {100 * before:.0f} to {100 * after:.0f} % with {updates} updates.",
+        f"{100 * rows[1][1]:.0f} % after 1 and {100 * rows[-1][1]:.0f} % after {shots}, without any gradient update; "
+        f"fine-tuning raises one dialect from {100 * before:.0f} to {100 * after:.0f} % with {updates} updates.",
         [
             Table("examples in the prompt", ("examples", "right, with the name of the language", "right, without it",
                                              "gradient updates"), rows),

@@ -6,6 +6,7 @@ knows which letters occurred (one layer) predict each next letter [Olsson et al.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -34,7 +35,9 @@ def example(*, cycle: int = 10, length: int = 64, jump: float = 0.05, texts: int
             losses[layers] += loss_by_index(ids, layers) / texts
     marks = [2**i for i in range(1, int(math.log2(length)) + 1)]
     means = {layers: [float(loss[mark // 2 : mark].mean()) for mark in marks] for layers, loss in losses.items()}
-    slopes = {layers: [None, *((b - a) / math.log(2) for a, b in zip(mean, mean[1:]))] for layers, mean in means.items()}
+    slopes = {
+        layers: [None, *((b - a) / math.log(2) for a, b in itertools.pairwise(mean))] for layers, mean in means.items()
+    }
     rows = [[f"{mark // 2 + 1} to {mark}" if mark > 2 else "2", means[1][i], means[2][i], slopes[1][i], slopes[2][i]]
             for i, mark in enumerate(marks)]  # fmt: skip
     steepest = min(range(1, len(marks)), key=lambda i: slopes[2][i])
@@ -51,7 +54,8 @@ def example(*, cycle: int = 10, length: int = 64, jump: float = 0.05, texts: int
 
     return Shown(
         f"the loss of the induction head falls from {means[2][0]:.2f} to {means[2][-1]:.2f}, fastest at tokens "
-        f"{rows[steepest][0]} ({slopes[2][steepest]:.2f} per e-fold of the index); one layer ends at {means[1][-1]:.2f}.",
+        f"{rows[steepest][0]} ({slopes[2][steepest]:.2f} per e-fold of the index); one layer ends "
+        f"at {means[1][-1]:.2f}.",
         [Table("mean loss by token index, and its derivative with respect to the logarithm of the index",
                ("tokens", "loss, one layer", "loss, two layers", "derivative, one", "derivative, two"), rows)],
         draw,
