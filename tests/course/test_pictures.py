@@ -66,7 +66,7 @@ def test_alignment(tmp_path) -> None:
     from anyformer.look.inputs import scene
     from anyformer_course import models
 
-    figure = lectures.PICTURES["alignment"].draw(scene(str(models.folder("dates")), "14 July 1789"))
+    figure = lectures.PICTURES["alignment"].draw(scene(str(models.folder("dates")), "14 July 1789", dtype="float32"))
     assert len(figure.axes) == 2
     for axis, found in zip(figure.axes, images(figure).values()):
         assert found.shape == (11, 13) and np.allclose(found.sum(-1), 1, atol=1e-5)
