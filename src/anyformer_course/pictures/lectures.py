@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from anyformer.look.picture import Picture
 from anyformer_course.pictures import published_figures
+from anyformer_course.pictures.alignment import alignment
 
 if TYPE_CHECKING:
     from anyformer.look.views import Scene
@@ -322,6 +323,9 @@ PICTURES: dict[str, Picture] = {
     "glue": Picture("published models: GLUE and SuperGLUE by date and by size", published_figures.glue),
     "walk": Picture(
         "the path of a prompt through a model: tokens, ids, vectors, attention, stream, next words", walk, "text"
+    ),
+    "alignment": Picture(
+        "cross-attention of an encoder-decoder: the source tokens that each generated token reads", alignment, "text"
     ),
     "vit": Picture(
         "inside a ViT: attention over the image, first filters, similarity of positions, attention distance by depth",
