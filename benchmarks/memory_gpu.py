@@ -29,11 +29,11 @@ from torch import Tensor
 import anyformer as af
 from anyformer.data import Data, PythonDocs
 from anyformer.data.loader import StepBatches
+from anyformer.objectives.batches import Batch as Tensors
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.ctc import CTC
 from anyformer.objectives.images import ClassifyImage
 from anyformer.objectives.masked import Masked
-from anyformer.objectives.objective import Batch as Tensors
 from anyformer.objectives.objective import Objective
 from anyformer.objectives.span_corruption import SpanCorruption
 from anyformer.parts.head.ctc import CTCHead

@@ -19,6 +19,7 @@ from anyformer import families
 from anyformer.evaluate import invariants
 from anyformer.evaluate.invariants import TOLERANCE
 from anyformer.models import EncoderModel, Model
+from anyformer.models.model import parts_seeing_ahead
 from anyformer.objectives.causal import NextToken
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.base import Head
@@ -30,7 +31,7 @@ from anyformer.parts.init import Initializer, Normal
 from anyformer.parts.mask import Causal, Mask, Window
 from anyformer.runtime.context import Context
 from anyformer.runtime.visibility import Rows
-from anyformer.specs.part import Part, Site, parts_seeing_ahead, walk
+from anyformer.specs.part import Part, Site, walk
 from anyformer.stacks.funnel import Funnel
 from small import close
 from swaps import GROUND, MASKS, NOT_FOR_TEXT, OPS, OURS, SLOTS, SWAPS, T, V, part_of, plain, stirred, swapped, text
@@ -46,7 +47,7 @@ def model_with(slot: str, kind: str) -> Any:
 def future_seen(model: Any) -> bool:
     """Whether later tokens change the output of earlier ones, in training or evaluation."""
     runs = (("auto", True), ("eager", False))
-    return invariants.causality(model, {"input_ids": text()}, range(1, T), runs) > TOLERANCE
+    return invariants.check_causality(model, {"input_ids": text()}, range(1, T), runs) > TOLERANCE
 
 
 # -- P1: nothing of the future -----------------------------------------------------------------------------------------
@@ -58,7 +59,7 @@ def test_every_kind_says_what_a_token_sees() -> None:
         runs = any({"build", "make", "allows"} & vars(base).keys() for base in kind.__mro__ if base is not Part)
         asked = not issubclass(kind, (Head, Model, Initializer, Pooling)) and name not in UNASKED
         if runs and asked and kind is not Mask:
-            assert kind.said is not None, f"{name} does not declare what a token sees"
+            assert kind.declared_sees is not None, f"{name} does not declare what a token sees"
             known = NOT_FOR_TEXT.union(*SLOTS.values())
             assert name in known, f"{name}: no test swaps it in"
 
@@ -126,7 +127,7 @@ def test_what_is_swapped_in_keeps_packed_documents_apart_or_refuses_them(slot: s
             return  # it does not fit a text model
         model = stirred(spec).eval()
     try:
-        assert invariants.packing(model, {"input_ids": text()[:1]}) <= TOLERANCE
+        assert invariants.check_packing(model, {"input_ids": text()[:1]}) <= TOLERANCE
     except invariants.DoesNotApply as error:
         assert "\n" not in str(error)
     except ValueError as error:

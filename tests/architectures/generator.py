@@ -118,7 +118,7 @@ def possible(hint: Any, slot: Slot) -> bool:
 
 def looks_ahead(kind: type[Part]) -> bool:
     """Whether it sees later tokens, regardless of its fields."""
-    return kind.said == "all" and kind.reaches is Part.reaches
+    return kind.declared_sees == "all" and kind.reaches is Part.reaches
 
 
 def needs(name: str) -> tuple[str, ...]:

@@ -18,16 +18,8 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.evaluate import invariants
-from anyformer.evaluate.invariants import (
-    EXACT,
-    TOLERANCE,
-    DoesNotApply,
-    in_double,
-    is_episode,
-    loss_of,
-    main_input,
-    outputs,
-)
+from anyformer.evaluate.invariants import EXACT, TOLERANCE
+from anyformer.evaluate.model_outputs import DoesNotApply, in_double, is_episode, loss_of, main_input, outputs
 from anyformer.models import position_limit
 from anyformer.parts.base import extra_inputs as declared_extras
 from anyformer.parts.grid.pooled_attention import Skip
@@ -176,35 +168,35 @@ def n1_nothing_of_the_future(model: Any) -> None:
     """N1 and P1: later inputs do not change earlier outputs."""
     if model.spec.writes:
         runs = (("auto", False), ("eager", False))
-        holds(invariants.causality, model, inputs_of(model.spec, batch=1), EXACT, runs=runs)
+        holds(invariants.check_causality, model, inputs_of(model.spec, batch=1), EXACT, runs=runs)
 
 
 def n3_a_batch_is_its_rows(model: Any) -> None:
-    holds(invariants.rows, model, inputs_of(model.spec))
+    holds(invariants.check_rows, model, inputs_of(model.spec))
 
 
 def n4_pads_change_nothing(model: Any) -> None:
     if model.spec.embedding.hides:
-        holds(invariants.padding, model, inputs_of(model.spec), kernels=("auto",))
-        holds(invariants.padded_prompts, model, inputs_of(model.spec))
+        holds(invariants.check_padding, model, inputs_of(model.spec), kernels=("auto",))
+        holds(invariants.check_padded_prompts, model, inputs_of(model.spec))
 
 
 def n7_packed_documents_are_texts(model: Any) -> None:
     """Outputs of packed documents equal those of separate texts, or the model refuses packed rows."""
     inputs = inputs_of(model.spec, batch=1)
     if "input_ids" in inputs and not {"tree_parents", "graph_edges"} & inputs.keys() and not shortens(model.spec):
-        holds(invariants.packing, model, inputs, kernels=("auto",))
+        holds(invariants.check_packing, model, inputs, kernels=("auto",))
 
 
 def n8_seeds_recomputation_and_gradients(model: Any) -> None:
     # used only if inputs are masked, or if the decoder's languages are passed
     idle = ("mask_token", "mask_embedding", "decoder_embedding.languages.weight")
     inputs = inputs_of(model.spec, labels=True)
-    holds(invariants.gradients, model, inputs, EXACT, learns=lambda name: not name.endswith(idle))
+    holds(invariants.check_gradients, model, inputs, EXACT, learns=lambda name: not name.endswith(idle))
 
 
 def g1_cached_decoding_is_no_cache(model: Any) -> None:
-    holds(invariants.cached_decoding, model, inputs_of(model.spec))
+    holds(invariants.check_cached_decoding, model, inputs_of(model.spec))
 
 
 def g2_three_and_one_are_four(model: Any) -> None:
@@ -229,11 +221,11 @@ def g2_three_and_one_are_four(model: Any) -> None:
 
 
 def l5_saved_is_loaded(model: Any, folder: Path) -> None:
-    holds(invariants.saving, model, inputs_of(model.spec), folder=folder)
+    holds(invariants.check_saving, model, inputs_of(model.spec), folder=folder)
 
 
 def counted_is_built(model: Any) -> None:
-    holds(invariants.counting, model, {})
+    holds(invariants.check_counting, model, {})
 
 
 def t5_learns(model: Any) -> None:

@@ -17,8 +17,9 @@ from anyformer.data.plan import Plan
 from anyformer.data.prepare import Data, prepare
 from anyformer.data.source import Row, Source
 from anyformer.data.vocabulary import Bytes
+from anyformer.objectives.batches import pad_rows
 from anyformer.objectives.causal import NextToken
-from anyformer.objectives.objective import Objective, pad_rows
+from anyformer.objectives.objective import Objective
 from anyformer.specs.codec import from_json, to_json
 from anyformer.specs.part import Table
 

@@ -11,8 +11,9 @@ import torch
 from anyformer.data import DataSplit, Loader, Plan
 from anyformer.data.plan import PlaceGenerators, bucket, generator, share
 from anyformer.data.shards import Writer
+from anyformer.objectives.batches import pad_rows
 from anyformer.objectives.causal import NextToken
-from anyformer.objectives.objective import Objective, pad_rows
+from anyformer.objectives.objective import Objective
 from tiny import model_of
 
 

@@ -30,7 +30,8 @@ from torch import Tensor
 import anyformer as af
 from anyformer import families
 from anyformer.evaluate import invariants
-from anyformer.evaluate.invariants import EXACT, TOLERANCE, DoesNotApply
+from anyformer.evaluate.invariants import EXACT, TOLERANCE
+from anyformer.evaluate.model_outputs import DoesNotApply
 from anyformer.models import Model
 from anyformer.parts.base import AbsolutePosition, Embedding
 from anyformer.parts.embedding import subsampling, vectors
@@ -271,7 +272,7 @@ def make_inputs(case: Case, batch: int = 2, length: int = 17, seed: int = 0, lab
         out["timestep"] = torch.randint(0, 1000, (batch,), generator=generator)
         out["class_labels"] = torch.randint(0, read.condition.num_labels + 1, (batch,), generator=generator)
     else:
-        name = getattr(spec, "reads", spec.embedding.inputs[0])
+        name = getattr(spec, "input_name", spec.embedding.inputs[0])
         shape = case.inputs.get(name, (3, 32, 32) if name == "pixel_values" else (400 + 40 * length,))
         out[name] = torch.randn(batch, *shape, generator=generator)
     for tower in spec.readers[1:]:  # the first model reads texts
@@ -399,13 +400,13 @@ def all_hold(model: Any, inputs: dict[str, Any], labels: dict[str, Any], **more:
     names of those that apply."""
     found = set()
     for invariant, given, tolerance, options in (
-        (invariants.causality, {}, EXACT, {"must_show": True}), (invariants.rows, {}, TOLERANCE, {}),
-        (invariants.padding, {}, TOLERANCE, {}), (invariants.packing, {}, TOLERANCE, {"gradients": True}),
-        (invariants.cached_decoding, {}, TOLERANCE, {}), (invariants.padded_prompts, {}, TOLERANCE, {}),
-        (invariants.kernels_agree, {}, TOLERANCE, {}), (invariants.gradients, labels, EXACT, {"as_given": True}),
+        (invariants.check_causality, {}, EXACT, {"must_show": True}), (invariants.check_rows, {}, TOLERANCE, {}),
+        (invariants.check_padding, {}, TOLERANCE, {}), (invariants.check_packing, {}, TOLERANCE, {"gradients": True}),
+        (invariants.check_cached_decoding, {}, TOLERANCE, {}), (invariants.check_padded_prompts, {}, TOLERANCE, {}),
+        (invariants.check_kernels, {}, TOLERANCE, {}), (invariants.check_gradients, labels, EXACT, {"as_given": True}),
     ):  # fmt: skip
-        options |= more.get(invariant.__name__, {})
-        if invariant is invariants.causality and not model.spec.writes:
+        options |= more.get(invariant.__name__.removeprefix("check_"), {})
+        if invariant is invariants.check_causality and not model.spec.writes:
             continue
         try:
             failure = invariants.failure(invariant, model, {**inputs, **given}, tolerance, **options)
@@ -418,7 +419,7 @@ def all_hold(model: Any, inputs: dict[str, Any], labels: dict[str, Any], **more:
 
 def holds_in_half_precision(model: Any, inputs: dict[str, Any]) -> None:
     for dtype, tolerance in ((torch.bfloat16, 4e-2), (torch.float16, 5e-3)):
-        holds(invariants.kernels_agree, copy.deepcopy(model).to(dtype), inputs, tolerance)
+        holds(invariants.check_kernels, copy.deepcopy(model).to(dtype), inputs, tolerance)
 
 
 DECODER = {

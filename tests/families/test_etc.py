@@ -63,7 +63,7 @@ def test_four_pieces(linked: bool) -> None:
 
 def test_pads_and_packed_documents_change_nothing() -> None:
     made, given = model(), text()
-    holds(invariants.padding, made, given)
+    holds(invariants.check_padding, made, given)
     with torch.no_grad():
         packed = {name: tensor.flatten()[None] for name, tensor in given.items()}  # a document has its global tokens
         documents = torch.arange(2).repeat_interleave(T)[None]

@@ -12,7 +12,7 @@ from test_loading import compare
 
 import anyformer as af
 from anyformer import families
-from anyformer.evaluate.invariants import results
+from anyformer.evaluate.model_outputs import results
 from anyformer.parts.halve import Halve
 
 BY_ID = {case.id: case for case in CASES}

@@ -131,9 +131,9 @@ def test_the_loss_of_a_training_step_has_both_modalities() -> None:
 
 def test_invariants() -> None:
     made, given = model(), pairs()
-    holds(invariants.rows, made, given)
-    holds(invariants.padding, made, given, pads=9)
-    holds(invariants.gradients, made, {**given, "return_loss": True}, EXACT)
+    holds(invariants.check_rows, made, given)
+    holds(invariants.check_padding, made, given, pads=9)
+    holds(invariants.check_gradients, made, {**given, "return_loss": True}, EXACT)
     padded = F.pad(given["input_ids"], (0, 9))
     with torch.no_grad():
         plain = made.text(input_ids=given["input_ids"]).text_embeds

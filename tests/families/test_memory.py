@@ -22,7 +22,7 @@ import anyformer as af
 from anyformer.counting.flops import inputs_of
 from anyformer.counting.step_memory import Live, run_step
 from anyformer.models.construct import skeleton
-from anyformer.objectives.objective import forward_to_head
+from anyformer.objectives.heads import forward_to_head
 from anyformer.parts.head.language import LMHeadModule
 from anyformer.specs.part import walk
 from anyformer.transforms.fuse import fuse

@@ -36,16 +36,8 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.evaluate import invariants
-from anyformer.evaluate.invariants import (
-    EXACT,
-    KERNELS,
-    PADS,
-    SIDES,
-    TOKEN_INPUTS,
-    outputs,
-    pad,
-    results,
-)  # fmt: skip
+from anyformer.evaluate.invariants import EXACT, KERNELS, PADS, SIDES
+from anyformer.evaluate.model_outputs import TOKEN_INPUTS, outputs, pad, results
 from anyformer.parts.attention.lsh import LSHAttention
 from anyformer.parts.head.classify import MultipleChoiceHead
 from anyformer.parts.head.ctc import CTCHead
@@ -73,7 +65,7 @@ def masked(inputs: dict[str, Any], spec: Any) -> dict[str, Any]:
 def test_n1_causality(case: Case) -> None:
     if not is_causal(spec_of(case)):
         return not_causal(case)
-    holds(invariants.causality, shared(case), make_inputs(case, batch=1), EXACT, must_show=True)
+    holds(invariants.check_causality, shared(case), make_inputs(case, batch=1), EXACT, must_show=True)
 
 
 def not_causal(case: Case) -> None:
@@ -116,19 +108,19 @@ def kernels_agree(case: Case, dtype: torch.dtype) -> None:
     routed = any(getattr(part, "routes", False) or isinstance(part, LSHAttention) for _, part in af_walk(spec))
     for batch in batches:
         share = 0.25 if routed and dtype != torch.float32 else 0.0
-        holds(invariants.kernels_agree, model, batch, tolerance, share=share)
+        holds(invariants.check_kernels, model, batch, tolerance, share=share)
 
 
 @over_catalogue("N3", structure)
 def test_n3_a_batch_is_its_rows(case: Case) -> None:
     greedy = isinstance(spec_of(case).head, LMHead)
-    holds(invariants.rows, shared(case), make_inputs(case, batch=3), greedy=greedy)
+    holds(invariants.check_rows, shared(case), make_inputs(case, batch=3), greedy=greedy)
 
 
 @over_catalogue("N4", structure)
 @pytest.mark.parametrize("where", SIDES)
 def test_n4_padding_changes_nothing(case: Case, where: str) -> None:
-    holds(invariants.padding, shared(case), make_inputs(case), sides=[where])
+    holds(invariants.check_padding, shared(case), make_inputs(case), sides=[where])
 
 
 @over_catalogue("N5", structure)
@@ -181,7 +173,9 @@ def test_n7_packed_documents_equal_separate_ones(case: Case) -> None:
         inputs["decoder_input_ids"] = inputs["input_ids"] % spec.decoder_embedding.tokens.vocab_size
     if "document_ids" not in spec.embedding.inputs or isinstance(spec.head, MultipleChoiceHead):
         pytest.skip("nothing to pack here")
-    failure = invariants.failure(invariants.packing, ours(case), inputs, gradients=True)  # a refusal is an error here
+    failure = invariants.failure(
+        invariants.check_packing, ours(case), inputs, gradients=True
+    )  # a refusal is an error here
     assert failure is None, failure
 
 
@@ -204,7 +198,7 @@ def test_n8_seeds_recomputation_and_gradients(case: Case) -> None:
         return built
 
     holds(
-        invariants.gradients, ours(case), make_inputs(case, labels=True), EXACT,
+        invariants.check_gradients, ours(case), make_inputs(case, labels=True), EXACT,
         build=build, learns=lambda name: not any(each in name for each in idle), as_given=True,
     )  # fmt: skip
     assert all(seen) and len(seen) > 1, "another seed gives the same weights"
@@ -212,19 +206,19 @@ def test_n8_seeds_recomputation_and_gradients(case: Case) -> None:
 
 @over_catalogue("", structure)
 def test_counted_is_built(case: Case) -> None:
-    holds(invariants.counting, shared(case), {})
+    holds(invariants.check_counting, shared(case), {})
 
 
 @over_catalogue("", shape)
 def test_l5_saved_is_loaded(case: Case, tmp_path: Path) -> None:
     """Our format; for Hugging Face's, and with every structure, see test_loading.py."""
-    holds(invariants.saving, shared(case), make_inputs(case), folder=tmp_path)
+    holds(invariants.check_saving, shared(case), make_inputs(case), folder=tmp_path)
 
 
 @over_catalogue("G1", structure)
 def test_g1_cached_decoding_equals_no_cache(case: Case) -> None:
     assert shared(case).remembers or not is_causal(spec_of(case))
-    holds(invariants.cached_decoding, shared(case), make_inputs(case))
+    holds(invariants.check_cached_decoding, shared(case), make_inputs(case))
 
 
 @over_catalogue("G1", structure)
@@ -237,7 +231,7 @@ def test_g1_decoding_goes_on_after_padding(case: Case, where: str) -> None:
     if where == "right" and any(isinstance(part, Window) for _, part in af_walk(spec)):
         pytest.skip("a window counts places, pads among them, as published: behind 32 pads it sees no text")
     inputs = {n: v for n, v in make_inputs(case, batch=3).items() if n not in TOKEN_LABELS}
-    holds(invariants.padded_prompts, shared(case), inputs, sides=[where], pads=PADS, published=True)
+    holds(invariants.check_padded_prompts, shared(case), inputs, sides=[where], pads=PADS, published=True)
 
 
 # A forward pass, for every kind of graph. G5 (test_generation.py) compiles the cached step every day;

@@ -94,8 +94,8 @@ def test_frames_of_a_video_stand_one_behind_the_other() -> None:
 
 def test_invariants() -> None:
     made, given = model(), told()
-    holds(invariants.padding, made, given)
-    holds(invariants.gradients, made, {**given, "labels": given["input_ids"]}, EXACT)
+    holds(invariants.check_padding, made, given)
+    holds(invariants.check_gradients, made, {**given, "labels": given["input_ids"]}, EXACT)
     with torch.no_grad():
         close(torch.cat([made(**row(i)).logits for i in range(2)]), made(**given).logits)
 

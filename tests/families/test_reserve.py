@@ -106,7 +106,7 @@ def test_n8_gradients_and_recomputation() -> None:
     given = clips()
     given["hidden_values"] = torch.randn(2, 30, generator=torch.Generator().manual_seed(3))
     given["input_ids"][1, 7] = 7
-    holds(invariants.gradients, model(), {**given, "return_loss": True}, EXACT)
+    holds(invariants.check_gradients, model(), {**given, "return_loss": True}, EXACT)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from catalogue import every_case, spec_of
 
 import anyformer as af
 from anyformer import families
-from anyformer.objectives.objective import model_inputs
+from anyformer.objectives.heads import model_inputs
 from anyformer.parts.head.sigmoid import SigmoidSimilarityHead
 from anyformer.specs.part import Site
 

@@ -16,7 +16,7 @@ import anyformer as af
 from anyformer import families
 from anyformer.cli import main
 from anyformer.objectives.classify import Classify
-from anyformer.objectives.objective import forward_to_head, logits_of
+from anyformer.objectives.heads import forward_to_head, logits_of
 from anyformer.transforms.recompute import recompute
 
 LM = Case("xlnet", "XLNetLMHeadModel", {**SMALL, "n_layer": 3}, "orders")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor
 
 import anyformer as af
@@ -28,7 +29,7 @@ def spec(latent: Latent = LATENTS["gumbel"], **changes: Any) -> AutoencoderModel
     fields: dict[str, Any] = {
         "width": 10, "latent": latent, "init": {"*": Normal(std=0.1)},
         "embedding": ConvEmbedding(image_size=(8, 12), channels=2, widths=(8, 12), blocks=2, kernel=3),
-        "painter": ConvDecoder(channels=2, widths=(12, 8), blocks=1), **changes,
+        "image_decoder": ConvDecoder(channels=2, widths=(12, 8), blocks=1), **changes,
     }  # fmt: skip
     return AutoencoderModel(**fields)
 
@@ -51,6 +52,19 @@ def test_what_is_drawn_is_drawn_of_the_codes(latent: Latent) -> None:
     other[0, ..., 0, 0] = (other[0, ..., 0, 0] + 1) % 12 if latent.discrete else other[0, ..., 0, 0] + 1
     assert not torch.allclose(model.picture(other)[0], out.reconstruction[0], atol=1e-4)
     assert torch.allclose(model.picture(other)[1:], model.picture(codes)[1:], atol=1e-6)
+
+
+def test_files_of_earlier_versions(tmp_path: Path) -> None:
+    """The image decoder was called `painter`, and the names of input and output `reads` and `says`."""
+    model = af.build(spec(input_name="sample", output_name="image"), seed=3).eval()
+    af.save(model, tmp_path)
+    description, weights = tmp_path / "spec.json", tmp_path / "model.safetensors"
+    text = description.read_text().replace("image_decoder", "painter")
+    description.write_text(text.replace("input_name", "reads").replace("output_name", "says"))
+    tensors = {name.replace("image_decoder", "painter"): tensor for name, tensor in model.state_dict().items()}
+    save_file(tensors, weights, metadata={"format": "pt"})
+    again, x = af.load(tmp_path), pictures()
+    assert torch.equal(again(sample=x).image, model(sample=x).image)
 
 
 @over_latents
@@ -161,8 +175,8 @@ def test_it_is_counted_drawn_traced_and_changed_like_any_model() -> None:
     assert count.flops(1) == counter.get_total_flops()
     svg = af.draw(spec()).svg
     assert all(text in svg for text in ("Gumbel Codes", "codes 12", ">24 × 6<", "Conv Decoder", ">96 × 2<"))
-    kept = af.trace(model, keep=["embedding", "latent", "painter"], pixel_values=pictures(1))
-    assert kept["painter"].shape == (1, 2, 8, 12)
+    kept = af.trace(model, keep=["embedding", "latent", "image_decoder"], pixel_values=pictures(1))
+    assert kept["image_decoder"].shape == (1, 2, 8, 12)
     wider = af.override(spec(), {"width": 14, "latent": {"kind": "GaussianLatent", "width": 2}})
     assert af.build(wider).codes(pictures()).shape == (3, 2, 4, 6)
     assert math.prod(spec().grid) == 24
@@ -178,9 +192,10 @@ def test_it_is_counted_drawn_traced_and_changed_like_any_model() -> None:
     (lambda: RoundedCodes(levels=(4, 1)), "levels are (4, 1); use at least 2"),
     (lambda: RoundedCodes(levels=(2,) * 32), "product at most 2^31"),
     (lambda: ConvDecoder(blocks=10**9), "4 stages of 1,000,000,000 blocks; the limit is 20"),
-    (lambda: spec(painter=ConvDecoder(channels=1, widths=(12, 8))),
-     "painter.channels is 1, but embedding.channels is 2"),
-    (lambda: spec(painter=ConvDecoder(channels=2, widths=(12,))), "1 stages, which decode images of 4 x 6 pixels"),
+    (lambda: spec(image_decoder=ConvDecoder(channels=1, widths=(12, 8))),
+     "image_decoder.channels is 1, but embedding.channels is 2"),
+    (lambda: spec(image_decoder=ConvDecoder(channels=2, widths=(12,))),
+     "1 stages, which decode images of 4 x 6 pixels"),
     (lambda: af.build(spec())(pixel_values=torch.zeros(1, 2, 8, 8)), "(batch, 2 channels, 8, 12), got (1, 2, 8, 8)"),
     (lambda: af.build(spec())(), "pixel_values must be (batch, 2 channels, 8, 12), got None"),
     (lambda: af.build(spec()).picture(torch.zeros(1, 4, 5).long()), "codes must be (batch, 4, 6), got (1, 4, 5)"),

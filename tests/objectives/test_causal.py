@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import anyformer as af
 from anyformer import families
 from anyformer.objectives.causal import NextToken, next_tokens
-from anyformer.objectives.objective import forward_to_head
+from anyformer.objectives.heads import forward_to_head
 from small import close
 from tiny import model_of
 

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 import anyformer as af
 from anyformer import families
 from anyformer.data import Episodes
+from anyformer.objectives.batches import Record
 from anyformer.objectives.decision import Act
-from anyformer.objectives.objective import Record
 
 CONFIG: dict[str, Any] = {
     "architectures": ["DecisionTransformerModel"], "state_dim": 3, "act_dim": 2, "hidden_size": 16, "n_layer": 1,

@@ -32,7 +32,7 @@ LENGTH, PLACES, CODES, WORDS = 6, 4, 9, 270
 def autoencoder(latent: Latent = RoundedCodes(levels=(3, 3), width=8)) -> AutoencoderModel:
     return AutoencoderModel(
         width=8, embedding=ConvEmbedding(image_size=(8, 8), channels=1, widths=(8, 8, 8), blocks=1, kernel=3),
-        latent=latent, painter=ConvDecoder(channels=1, widths=(8, 8, 8), blocks=1), init={"*": Normal(std=0.1)},
+        latent=latent, image_decoder=ConvDecoder(channels=1, widths=(8, 8, 8), blocks=1), init={"*": Normal(std=0.1)},
     )  # fmt: skip
 
 

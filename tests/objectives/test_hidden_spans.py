@@ -12,8 +12,8 @@ import torch
 from anyformer import families
 from anyformer.data import Arrays, Beside, Data, JSONLines, TrainedBPE
 from anyformer.models.construct import build
+from anyformer.objectives.heads import model_inputs
 from anyformer.objectives.hidden_spans import HiddenSpans
-from anyformer.objectives.objective import model_inputs
 from anyformer.train.optim import AdamW, Constant
 from anyformer.train.run import Batch, Run
 from anyformer.train.start import setup

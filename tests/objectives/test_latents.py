@@ -45,7 +45,7 @@ def halves(labels: np.ndarray) -> np.ndarray:
 def autoencoder(latent: Latent) -> AutoencoderModel:
     return AutoencoderModel(
         width=8, embedding=ConvEmbedding(image_size=(8, 8), channels=1, widths=(8, 8, 8), blocks=1, kernel=3),
-        latent=latent, painter=ConvDecoder(channels=1, widths=(8, 8, 8), blocks=1), init={"*": Normal(std=0.1)},
+        latent=latent, image_decoder=ConvDecoder(channels=1, widths=(8, 8, 8), blocks=1), init={"*": Normal(std=0.1)},
     )  # fmt: skip
 
 

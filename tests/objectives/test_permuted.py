@@ -10,7 +10,7 @@ import torch
 
 import anyformer as af
 from anyformer import families
-from anyformer.objectives.objective import Batch, Record
+from anyformer.objectives.batches import Batch, Record
 from anyformer.objectives.permuted import ROUND, Permuted, permutation_mask
 from anyformer.objectives.vocabulary_info import VocabularyInfo
 from small import close

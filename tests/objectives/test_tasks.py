@@ -13,9 +13,11 @@ import anyformer as af
 from anyformer import families
 from anyformer.data import Bytes, TrainedBPE, TrainedUnigram
 from anyformer.objectives.answer import Answer, best_spans
+from anyformer.objectives.batches import Batch
 from anyformer.objectives.choose import Choose
 from anyformer.objectives.classify import Classify
-from anyformer.objectives.objective import Batch, Objective, forward_to_head
+from anyformer.objectives.heads import forward_to_head
+from anyformer.objectives.objective import Objective
 from anyformer.objectives.tag import Tag, word_tokens
 from small import close
 from tiny import CONFIGS

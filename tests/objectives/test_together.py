@@ -16,11 +16,12 @@ from anyformer import families
 from anyformer.evaluate.split import loss_module
 from anyformer.models import Output
 from anyformer.objectives.auxiliary import Auxiliary
+from anyformer.objectives.batches import Batch
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.distill import Distill
 from anyformer.objectives.masked import Masked
-from anyformer.objectives.objective import Batch, Objective
+from anyformer.objectives.objective import Objective
 from anyformer.objectives.replaced import ReplacedTokens
 from anyformer.objectives.tag import Tag
 from anyformer.objectives.translate import Translate
@@ -288,7 +289,7 @@ def test_a_right_guess_is_no_replacement() -> None:
 
     generator = built("bert", "BertForMaskedLM")
     from anyformer.objectives import replaced as module
-    from anyformer.objectives.objective import forward_to_head
+    from anyformer.objectives.heads import forward_to_head
 
     states = forward_to_head(generator, batch)
     old, module.language_head = module.language_head, lambda model: Sure()  # type: ignore[assignment]
@@ -304,7 +305,7 @@ def test_samples_follow_the_generator() -> None:
     objective = replaced(share=())
     random, found = np.random.default_rng(0), np.zeros(50)
     generator = built("bert", "BertForMaskedLM", 6)
-    from anyformer.objectives.objective import forward_to_head
+    from anyformer.objectives.heads import forward_to_head
 
     record = objective.vary({"input_ids": ROWS[0]}, np.random.default_rng(1))
     batch = objective.collate([record], 0)

@@ -122,7 +122,7 @@ def test_sound_alone_and_then_words(tmp_path: Path, shared_data: Path, monkeypat
 @pytest.mark.slow
 def test_garments_are_squeezed_into_codes_and_drawn_by_captions(tmp_path: Path, shared_data: Path) -> None:
     torch.set_num_threads(1)
-    narrow = {"model.embedding.widths": (8, 8, 16), "model.painter.widths": (16, 8, 8)}
+    narrow = {"model.embedding.widths": (8, 8, 16), "model.image_decoder.widths": (16, 8, 8)}
     squeeze = small("fashion-vae", shared_data, **narrow)
     setup(squeeze, tmp_path / "vae", callbacks=[Metrics()]).fit()
     captions = recipe("fashion-dalle", str(shared_data)).data.train
@@ -142,7 +142,7 @@ def test_garments_are_squeezed_into_codes_and_drawn_by_captions(tmp_path: Path, 
 @pytest.mark.slow
 def test_garments_are_squeezed_into_numbers_and_drawn_out_of_noise(tmp_path: Path, shared_data: Path) -> None:
     torch.set_num_threads(1)
-    narrow = {"model.embedding.widths": (8, 8, 16), "model.painter.widths": (16, 8, 8)}
+    narrow = {"model.embedding.widths": (8, 8, 16), "model.image_decoder.widths": (16, 8, 8)}
     setup(small("fashion-kl", shared_data, **narrow), tmp_path / "vae", callbacks=[Metrics()]).fit()
     run = small("fashion-latent-dit", shared_data, **{"objective.vae": str(tmp_path / "vae")})
     setup(run, tmp_path / "dit", callbacks=[Metrics()]).fit()

@@ -12,7 +12,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 
 import anyformer as af
-from anyformer.objectives.objective import forward_to_head
+from anyformer.objectives.heads import forward_to_head
 from anyformer.transforms import compile as by_block
 from anyformer.transforms import lora
 from anyformer.transforms.compile import compile_blocks, structure

@@ -29,12 +29,11 @@ PLAIN = "this folder has no chat template: the conversation is plain text, 'User
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
-    parser.add_argument("--system", metavar="TEXT", help="system message")
-    parser.add_argument("--load", metavar="FILE", help="continue a conversation that /save wrote")
-    parser.add_argument(
-        "--plain", action="store_true", help="use the plain layout even if the folder has a chat template"
-    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", help=MODEL)
+    add("--system", metavar="TEXT", help="system message")
+    add("--load", metavar="FILE", help="continue a conversation that /save wrote")
+    add("--plain", action="store_true", help="use the plain layout even if the folder has a chat template")
     writing_flags(parser)
 
 

@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="a Python file that defines Parts")
-    parser.add_argument("--part", metavar="NAME", help="check only this kind")
+    add = parser.add_argument
+    add("file", metavar="FILE", help="a Python file that defines Parts")
+    add("--part", metavar="NAME", help="check only this kind")
     what = "value of a field, for the kinds that have it; can be repeated"
-    parser.add_argument("--set", metavar="FIELD=VALUE", action="append", default=[], help=what)
-    parser.add_argument("--json", action="store_true", help="print a JSON list")
+    add("--set", metavar="FIELD=VALUE", action="append", default=[], help=what)
+    add("--json", action="store_true", help="print a JSON list")
 
 
 def run(options: argparse.Namespace) -> None:

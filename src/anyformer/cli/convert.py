@@ -20,27 +20,20 @@ FORMATS = ("anyformer", "hf", "peft")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SRC", help=MODEL)
-    parser.add_argument("target", metavar="DST", help="the folder to write")
-    parser.add_argument(
-        "--format", metavar="NAME", default="anyformer", help="anyformer, hf or peft (default: anyformer)"
-    )
-    parser.add_argument(
-        "--base", metavar="MODEL", help="base model of an adapter, if it is not the one the adapter names"
-    )
-    parser.add_argument(
-        "--dtype", metavar="NAME", default="auto", help="float32, bfloat16, float16, or auto: as stored"
-    )
-    parser.add_argument("--architecture", metavar="CLASS", help="the published class, such as BertForMaskedLM")
-    parser.add_argument(
+    add = parser.add_argument
+    add("source", metavar="SRC", help=MODEL)
+    add("target", metavar="DST", help="the folder to write")
+    add("--format", metavar="NAME", default="anyformer", help="anyformer, hf or peft (default: anyformer)")
+    add("--base", metavar="MODEL", help="base model of an adapter, if it is not the one the adapter names")
+    add("--dtype", metavar="NAME", default="auto", help="float32, bfloat16, float16, or auto: as stored")
+    add("--architecture", metavar="CLASS", help="the published class, such as BertForMaskedLM")
+    add(
         "--unpickle",
         action="store_true",
         help="read weights from a pickle (pytorch_model.bin), in a restricted process",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace the model that DST holds")
-    parser.add_argument(
-        "--offline", action="store_true", help="do not use the network; read only local folders and the cache"
-    )
+    add("--overwrite", action="store_true", help="replace the model that DST holds")
+    add("--offline", action="store_true", help="do not use the network; read only local folders and the cache")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -24,31 +24,20 @@ BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     what = "a name from `anyformer zoo`, a spec.json or run.json, or the folder of a model or a run"
-    parser.add_argument("name", metavar="NAME", nargs="?", help=what)
-    parser.add_argument(
-        "--set", metavar="PATH=VALUE", action="append", default=[], help="set a value by its address; can be repeated"
-    )
-    parser.add_argument(
-        "--depth", type=int, default=3, metavar="N", help="rows by the first N steps of an address (default: 3)"
-    )
-    parser.add_argument(
-        "--dtype", metavar="NAME", help=f"dtype of the weights: {', '.join(BYTES)} (default: as stored, else float32)"
-    )
+    add("name", metavar="NAME", nargs="?", help=what)
+    add("--set", metavar="PATH=VALUE", action="append", default=[], help="set a value by its address; can be repeated")
+    add("--depth", type=int, default=3, metavar="N", help="rows by the first N steps of an address (default: 3)")
+    add("--dtype", metavar="NAME", help=f"dtype of the weights: {', '.join(BYTES)} (default: as stored, else float32)")
     what = "tokens of a text, or samples or frames of sound: adds FLOPs and memory"
-    parser.add_argument("--length", type=int, metavar="N", help=what)
-    parser.add_argument(
-        "--source-length", type=int, metavar="N", help="tokens that the encoder reads (default: the same)"
-    )
-    parser.add_argument("--batch", type=int, default=1, metavar="N", help="texts per batch (default: 1)")
-    parser.add_argument(
-        "--causal", action="store_true", help="count only the attention that a causal mask lets through"
-    )
-    parser.add_argument(
-        "--by", metavar="size", help="show where FLOPs go, for all names that begin with NAME (default: gpt3)"
-    )
-    parser.add_argument("--picture", metavar="FILE", help="write a plot as .png, .svg or .pdf (needs matplotlib)")
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    add("--length", type=int, metavar="N", help=what)
+    add("--source-length", type=int, metavar="N", help="tokens that the encoder reads (default: the same)")
+    add("--batch", type=int, default=1, metavar="N", help="texts per batch (default: 1)")
+    add("--causal", action="store_true", help="count only the attention that a causal mask lets through")
+    add("--by", metavar="size", help="show where FLOPs go, for all names that begin with NAME (default: gpt3)")
+    add("--picture", metavar="FILE", help="write a plot as .png, .svg or .pdf (needs matplotlib)")
+    add("--json", action="store_true", help="print a JSON object")
 
 
 def run(options: argparse.Namespace) -> None:

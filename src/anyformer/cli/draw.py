@@ -16,14 +16,13 @@ MARK = b'class="af-'  # in every drawing of ours
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     what = "a name from `anyformer zoo`, a spec.json or run.json, or the folder of a model or a run; or two of them"
-    parser.add_argument("names", metavar="NAME", nargs="+", help=what)
-    parser.add_argument("-o", "--out", metavar="FILE", help="output file: .svg, .png or .html (default: NAME.svg)")
+    add("names", metavar="NAME", nargs="+", help=what)
+    add("-o", "--out", metavar="FILE", help="output file: .svg, .png or .html (default: NAME.svg)")
     themes = f"{', '.join(THEMES)} (auto: as the reader prefers)"
-    parser.add_argument("--theme", metavar="NAME", default="auto", help=themes)
-    parser.add_argument(
-        "--set", metavar="PATH=VALUE", action="append", default=[], help="set a value by its address; can be repeated"
-    )
+    add("--theme", metavar="NAME", default="auto", help=themes)
+    add("--set", metavar="PATH=VALUE", action="append", default=[], help="set a value by its address; can be repeated")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -21,34 +21,25 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a model folder, a run's folder, or a hub id")
-    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="data and objective: a recipe or a run.json")
-    parser.add_argument(
-        "--split", metavar="NAME", help="split to evaluate: test, valid or train (default: test if there is one)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a model folder, a run's folder, or a hub id")
+    add("recipe", metavar="RECIPE", nargs="?", help="data and objective: a recipe or a run.json")
+    add("--split", metavar="NAME", help="split to evaluate: test, valid or train (default: test if there is one)")
+    add(
         "--metrics",
         metavar="NAMES",
         help="metrics such as bleu,chrf,rouge,wer,f1, or none (default: the metrics of the task)",
     )
-    parser.add_argument(
-        "--by", metavar="WHAT", help="position: the loss by token index, and its derivative by log(index)"
-    )
-    parser.add_argument(
-        "--num-beams", type=int, metavar="N", default=1, help="beam search with N beams, for tasks that generate text"
-    )
-    parser.add_argument("--batch", type=int, metavar="N", default=32, help="examples per batch (default: 32)")
-    parser.add_argument("--most", type=int, metavar="N", help="evaluate only the first N examples")
-    parser.add_argument(
-        "--set", metavar="PATH=VALUE", action="append", default=[], help="set a field of the recipe; can be repeated"
-    )
-    parser.add_argument("--data", metavar="DIR", default="data", help="folder of the data sets (default: data/)")
-    parser.add_argument(
-        "--save", metavar="FILE", help="also write every prediction to a file, one JSON object per line"
-    )
-    parser.add_argument("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
+    add("--by", metavar="WHAT", help="position: the loss by token index, and its derivative by log(index)")
+    add("--num-beams", type=int, metavar="N", default=1, help="beam search with N beams, for tasks that generate text")
+    add("--batch", type=int, metavar="N", default=32, help="examples per batch (default: 32)")
+    add("--most", type=int, metavar="N", help="evaluate only the first N examples")
+    add("--set", metavar="PATH=VALUE", action="append", default=[], help="set a field of the recipe; can be repeated")
+    add("--data", metavar="DIR", default="data", help="folder of the data sets (default: data/)")
+    add("--save", metavar="FILE", help="also write every prediction to a file, one JSON object per line")
+    add("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
     device_flag(parser)
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    add("--json", action="store_true", help="print a JSON object")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -13,10 +13,11 @@ DEMO = "demo"  # a folder of published models that no recipe reads
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="a recipe, or demo; without it, list all")
-    parser.add_argument("--data", metavar="DIR", default="data", help="folder of the data sets (default: data/)")
-    parser.add_argument("--seed", type=int, help="seed of generated data (default: 0)")
-    parser.add_argument("--offline", action="store_true", help="do not use the network; read only the cache")
+    add = parser.add_argument
+    add("recipe", metavar="RECIPE", nargs="?", help="a recipe, or demo; without it, list all")
+    add("--data", metavar="DIR", default="data", help="folder of the data sets (default: data/)")
+    add("--seed", type=int, help="seed of generated data (default: 0)")
+    add("--offline", action="store_true", help="do not use the network; read only the cache")
 
 
 def run(options: argparse.Namespace) -> None:

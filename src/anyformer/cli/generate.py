@@ -33,56 +33,50 @@ LARGEST = 16 * 2**20  # bytes of a prompt
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
-    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the text to continue")
-    parser.add_argument("--file", metavar="PATH", help="read the prompt from a file")
-    parser.add_argument("--lines", action="store_true", help="every line is a prompt with its own result")
-    parser.add_argument("--chat", action="store_true", help="the prompt is a user's message: apply the chat template")
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object per line: text, tokens, log_probs, finish_reason"
-    )
-    parser.add_argument("--num-beams", type=int, metavar="N", help="beam search with N beams; the text is not streamed")
+    add = parser.add_argument
+    add("model", metavar="MODEL", help=MODEL)
+    add("prompt", metavar="PROMPT", nargs="?", help="the text to continue")
+    add("--file", metavar="PATH", help="read the prompt from a file")
+    add("--lines", action="store_true", help="every line is a prompt with its own result")
+    add("--chat", action="store_true", help="the prompt is a user's message: apply the chat template")
+    add("--json", action="store_true", help="print one JSON object per line: text, tokens, log_probs, finish_reason")
+    add("--num-beams", type=int, metavar="N", help="beam search with N beams; the text is not streamed")
     writing_flags(parser)
 
 
 def writing_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of generation, for every verb that generates text."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--max-new-tokens", type=int, metavar="N", help=f"longest text, in tokens (default: the model's, else {LENGTH})"
     )
-    parser.add_argument(
-        "--do-sample", action="store_true", default=None, help="sample tokens instead of taking the most likely"
-    )
-    parser.add_argument(
+    add("--do-sample", action="store_true", default=None, help="sample tokens instead of taking the most likely")
+    add(
         "--temperature",
         type=float,
         metavar="X",
         help="sampling temperature: lower is more predictable, higher more varied",
     )
-    parser.add_argument("--top-k", type=int, metavar="N", help="sample from the N most likely tokens")
-    parser.add_argument(
+    add("--top-k", type=int, metavar="N", help="sample from the N most likely tokens")
+    add(
         "--top-p",
         type=float,
         metavar="X",
         help="sample from the smallest set of tokens whose probabilities sum to X (nucleus sampling)",
     )
-    parser.add_argument(
+    add(
         "--min-p",
         type=float,
         metavar="X",
         help="sample from tokens with at least X times the probability of the most likely one",
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="seed of sampling: the same seed gives the same text")
-    parser.add_argument("--stop", metavar="TEXT", action="append", help="stop before this text; can be repeated")
-    parser.add_argument("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
+    add("--seed", type=int, metavar="N", help="seed of sampling: the same seed gives the same text")
+    add("--stop", metavar="TEXT", action="append", help="stop before this text; can be repeated")
+    add("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
     device_flag(parser)
-    parser.add_argument("--kernel", metavar="NAME", default="auto", help=f"attention kernel: {', '.join(KERNELS)}")
-    parser.add_argument(
-        "--compile", action="store_true", default=None, help="compile the model first: faster for long or many texts"
-    )
-    parser.add_argument(
-        "--offline", action="store_true", help="do not use the network; read only local folders and the cache"
-    )
+    add("--kernel", metavar="NAME", default="auto", help=f"attention kernel: {', '.join(KERNELS)}")
+    add("--compile", action="store_true", default=None, help="compile the model first: faster for long or many texts")
+    add("--offline", action="store_true", help="do not use the network; read only local folders and the cache")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -21,25 +21,22 @@ if TYPE_CHECKING:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a model folder or a hub id")
-    parser.add_argument("--data", metavar="DIR", required=True, help="folder with GLUE's folders")
-    parser.add_argument(
-        "--task", metavar="NAME", action="append", default=[], help="a task such as cola (default: all)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a model folder or a hub id")
+    add("--data", metavar="DIR", required=True, help="folder with GLUE's folders")
+    add("--task", metavar="NAME", action="append", default=[], help="a task such as cola (default: all)")
+    add(
         "--lr",
         metavar="RATE",
         type=float,
         action="append",
         help="learning rate (default: 2e-5); can be repeated, the best is kept",
     )
-    parser.add_argument(
-        "--set", metavar="PATH=VALUE", action="append", default=[], help="set a field of every run; can be repeated"
-    )
-    parser.add_argument("--out", metavar="DIR", help="folder of the runs (default: runs/glue-MODEL)")
-    parser.add_argument("--resume", action="store_true", help="resume the runs that are there")
+    add("--set", metavar="PATH=VALUE", action="append", default=[], help="set a field of every run; can be repeated")
+    add("--out", metavar="DIR", help="folder of the runs (default: runs/glue-MODEL)")
+    add("--resume", action="store_true", help="resume the runs that are there")
     device_flag(parser)
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    add("--json", action="store_true", help="print a JSON object")
 
 
 def run(options: argparse.Namespace) -> None:

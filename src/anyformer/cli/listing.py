@@ -103,9 +103,13 @@ def our_kinds() -> dict[str, type[Part]]:
 
 def stub() -> str:
     """Return the text of parts/__init__.pyi, which imports every kind, including abstract ones."""
-    stubs = sorted((kind.__module__, name) for name, kind in our_kinds().items())
-    about = "# Written by `python -m anyformer.cli.listing`.\n# ruff: noqa: I001\n\n"
-    return about + "".join(f"from {module} import {name} as {name}\n" for module, name in stubs)
+    names: dict[str, list[str]] = {}
+    for name, kind in sorted(our_kinds().items()):
+        names.setdefault(kind.__module__, []).append(f"{name} as {name}")
+    stubs = [f"from {module} import {', '.join(names[module])}" for module in sorted(names)]
+    return "\n".join(
+        ("# Written by `python -m anyformer.cli.listing`.", "# ruff: noqa: E501, I001", "# fmt: off", "", *stubs, "")
+    )
 
 
 def collect_kinds() -> dict[str, Any]:

@@ -26,24 +26,19 @@ READS = {"text": "reads texts", "image": "reads images", "sound": "reads recordi
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", nargs="?", help=MODEL)
-    parser.add_argument("input", metavar="INPUT", nargs="?", help="a text, or the file of a picture or a recording")
-    parser.add_argument("-o", "--output", metavar="PAGE.html", help="file of the page (default: look.html)")
-    parser.add_argument(
-        "--other", metavar="INPUT", help="a second text, whose activations can be patched into the first"
-    )
-    parser.add_argument("--target", metavar="TEXT", help="text for the decoder of an encoder-decoder model")
-    parser.add_argument("--serve", action="store_true", help="serve the page on this machine instead of writing a file")
-    parser.add_argument("--port", type=int, metavar="N", help=f"port of --serve (default: {PORT})")
-    parser.add_argument(
-        "--picture", metavar="NAME", help="draw one of the figures in --list as PNG, SVG or PDF, instead of a page"
-    )
-    parser.add_argument("--list", action="store_true", help="list the figures for --picture")
-    parser.add_argument("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
+    add = parser.add_argument
+    add("model", metavar="MODEL", nargs="?", help=MODEL)
+    add("input", metavar="INPUT", nargs="?", help="a text, or the file of a picture or a recording")
+    add("-o", "--output", metavar="PAGE.html", help="file of the page (default: look.html)")
+    add("--other", metavar="INPUT", help="a second text, whose activations can be patched into the first")
+    add("--target", metavar="TEXT", help="text for the decoder of an encoder-decoder model")
+    add("--serve", action="store_true", help="serve the page on this machine instead of writing a file")
+    add("--port", type=int, metavar="N", help=f"port of --serve (default: {PORT})")
+    add("--picture", metavar="NAME", help="draw one of the figures in --list as PNG, SVG or PDF, instead of a page")
+    add("--list", action="store_true", help="list the figures for --picture")
+    add("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
     device_flag(parser)
-    parser.add_argument(
-        "--offline", action="store_true", help="do not use the network; read only local folders and the cache"
-    )
+    add("--offline", action="store_true", help="do not use the network; read only local folders and the cache")
 
 
 def run(options: argparse.Namespace) -> None:

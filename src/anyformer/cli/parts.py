@@ -27,11 +27,10 @@ Kind = dict[str, Any]  # a specs.slots.About as a dict
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "name", metavar="NAME", nargs="?", help="show only this kind, by its name or another name for it"
-    )
-    parser.add_argument("--slot", metavar="PATH", help="list the kinds that fit at this address of a model or a run")
-    parser.add_argument("--json", action="store_true", help="print a JSON list")
+    add = parser.add_argument
+    add("name", metavar="NAME", nargs="?", help="show only this kind, by its name or another name for it")
+    add("--slot", metavar="PATH", help="list the kinds that fit at this address of a model or a run")
+    add("--json", action="store_true", help="print a JSON list")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -80,12 +79,12 @@ def only_ours() -> bool:
 def ask_kinds(name: str | None, address: str | None) -> tuple[list[Kind], bool]:
     """Return the kinds with this name, or that fit at this address, and whether to show their details."""
     from anyformer.models import Model
-    from anyformer.specs.part import Part, abstract, kinds_for, named, slot_types, type_name
+    from anyformer.specs.part import Part, abstract, kinds_for, kinds_named, slot_types, type_name
     from anyformer.specs.slots import slot_at
     from anyformer.train.run import Run, every_kind
 
     every_kind()
-    kinds = [] if name is None else named(name)
+    kinds = [] if name is None else kinds_named(name)
     slot = Part if address is None else slot_at(address, (Model, Run))
     if not slot_types(slot):
         raise ValueError(f"{address} takes no Part, but {type_name(slot)}")

@@ -26,44 +26,33 @@ NEED_NAME = ("set", "tokens", "corpus", "length", "batch", "price", "layout", "r
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "name", metavar="NAME", nargs="?", help="a name from `anyformer zoo`, a model folder, or a spec.json"
-    )
-    parser.add_argument(
-        "--set", metavar="PATH=VALUE", action="append", default=[], help="set a value by its address; can be repeated"
-    )
-    parser.add_argument("--tokens", type=float, metavar="D", help="training tokens (default: 20 per parameter)")
-    parser.add_argument("--compute", type=float, metavar="FLOPS", help="compute to spend, instead of --tokens")
-    parser.add_argument("--corpus", type=float, metavar="D", help="tokens in the corpus: how often each is seen")
-    parser.add_argument(
-        "--length", type=int, metavar="N", help="tokens per text (default: the model's limit, at most 2048)"
-    )
-    parser.add_argument("--batch", type=int, metavar="N", help="texts per step (default: about half a million tokens)")
-    parser.add_argument("--micro", type=int, default=1, metavar="N", help="texts on a device at once (default: 1)")
-    parser.add_argument(
-        "--on", metavar="KIND", default="H100", help="accelerator (default: H100); a wrong name lists them"
-    )
-    parser.add_argument("--devices", type=int, default=8, metavar="N", help="number of accelerators (default: 8)")
-    parser.add_argument("--flops", type=float, metavar="F", help="FLOPs per second of a device that has no name here")
-    parser.add_argument("--memory", type=float, metavar="BYTES", help="memory of a device")
-    parser.add_argument("--bandwidth", type=float, metavar="BYTES", help="memory bandwidth of a device, per second")
-    parser.add_argument("--link", type=float, metavar="BYTES", help="bandwidth between devices, per second")
-    parser.add_argument(
+    add = parser.add_argument
+    add("name", metavar="NAME", nargs="?", help="a name from `anyformer zoo`, a model folder, or a spec.json")
+    add("--set", metavar="PATH=VALUE", action="append", default=[], help="set a value by its address; can be repeated")
+    add("--tokens", type=float, metavar="D", help="training tokens (default: 20 per parameter)")
+    add("--compute", type=float, metavar="FLOPS", help="compute to spend, instead of --tokens")
+    add("--corpus", type=float, metavar="D", help="tokens in the corpus: how often each is seen")
+    add("--length", type=int, metavar="N", help="tokens per text (default: the model's limit, at most 2048)")
+    add("--batch", type=int, metavar="N", help="texts per step (default: about half a million tokens)")
+    add("--micro", type=int, default=1, metavar="N", help="texts on a device at once (default: 1)")
+    add("--on", metavar="KIND", default="H100", help="accelerator (default: H100); a wrong name lists them")
+    add("--devices", type=int, default=8, metavar="N", help="number of accelerators (default: 8)")
+    add("--flops", type=float, metavar="F", help="FLOPs per second of a device that has no name here")
+    add("--memory", type=float, metavar="BYTES", help="memory of a device")
+    add("--bandwidth", type=float, metavar="BYTES", help="memory bandwidth of a device, per second")
+    add("--link", type=float, metavar="BYTES", help="bandwidth between devices, per second")
+    add(
         "--utilisation",
         type=float,
         default=0.4,
         metavar="U",
         help="share of the FLOPs that is used, MFU (default: 0.4)",
     )
-    parser.add_argument("--price", type=float, metavar="P", help="price of a device per hour")
-    parser.add_argument(
-        "--layout", metavar="WAY", help="layout such as shard=4,tensor=2,recompute (default: the simplest that fits)"
-    )
-    parser.add_argument(
-        "--recipe", metavar="NAME", help="recipe with the data and objective (default: gpt2-124m for decoders)"
-    )
-    parser.add_argument("--out", metavar="FILE", help="write the run.json to this file")
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    add("--price", type=float, metavar="P", help="price of a device per hour")
+    add("--layout", metavar="WAY", help="layout such as shard=4,tensor=2,recompute (default: the simplest that fits)")
+    add("--recipe", metavar="NAME", help="recipe with the data and objective (default: gpt2-124m for decoders)")
+    add("--out", metavar="FILE", help="write the run.json to this file")
+    add("--json", action="store_true", help="print a JSON object")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -20,17 +20,18 @@ from anyformer.cli.settings import device_flag
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", nargs="?", default="gpt2", help="a decoder of the zoo (default: gpt2)")
-    parser.add_argument("--widths", metavar="A,B,...", help="widths of the models (default: by the budget)")
-    parser.add_argument("--tokens", metavar="A,B,...", help="training tokens for each width")
-    parser.add_argument("--largest", metavar="WIDTH,TOKENS", help="width and tokens of the run that is predicted")
-    parser.add_argument("--batch", type=int, metavar="N", help="texts of 128 tokens per step")
-    parser.add_argument("--run", action="store_true", help="start the trainings without asking")
-    parser.add_argument("--budget", type=float, metavar="MINUTES", help="time limit; chooses the number of runs")
-    parser.add_argument("--data", metavar="PATH", help="text files (default: Python's documentation and library)")
-    parser.add_argument("--jobs", type=int, metavar="N", help="trainings at once (default: one per core, 8 on a GPU)")
-    parser.add_argument("--on", metavar="WAY", default="here", help="here (processes of this machine) or ray")
-    parser.add_argument("--out", metavar="DIR", help="folder of the results (default: runs/scale/NAME)")
+    add = parser.add_argument
+    add("name", metavar="NAME", nargs="?", default="gpt2", help="a decoder of the zoo (default: gpt2)")
+    add("--widths", metavar="A,B,...", help="widths of the models (default: by the budget)")
+    add("--tokens", metavar="A,B,...", help="training tokens for each width")
+    add("--largest", metavar="WIDTH,TOKENS", help="width and tokens of the run that is predicted")
+    add("--batch", type=int, metavar="N", help="texts of 128 tokens per step")
+    add("--run", action="store_true", help="start the trainings without asking")
+    add("--budget", type=float, metavar="MINUTES", help="time limit; chooses the number of runs")
+    add("--data", metavar="PATH", help="text files (default: Python's documentation and library)")
+    add("--jobs", type=int, metavar="N", help="trainings at once (default: one per core, 8 on a GPU)")
+    add("--on", metavar="WAY", default="here", help="here (processes of this machine) or ray")
+    add("--out", metavar="DIR", help="folder of the results (default: runs/scale/NAME)")
     device_flag(parser)
 
 

@@ -49,49 +49,40 @@ class Once(argparse.Action):
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="a recipe, a run.json, or a run's folder")
-    parser.add_argument("--text", metavar="PATH", help="train a language model on a text file or a folder of them")
-    parser.add_argument("--csv", metavar="FILE", help="train on this table, CSV or TSV; see --label")
-    parser.add_argument("--jsonl", metavar="FILE", help="train on this file of JSON lines; see --label")
-    parser.add_argument("--images", metavar="DIR", help="train an image classifier on a folder with a folder per class")
-    parser.add_argument("--tags", metavar="FILE", help="train a tagger of words: CoNLL columns, or JSON lines")
-    parser.add_argument(
-        "--label", metavar="COLUMN", action=Once, help="column to predict; with --tags a name, or a number from 1"
-    )
-    parser.add_argument(
-        "--target", metavar="COLUMN", action=Once, help="column of texts to write, such as translations"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("recipe", metavar="RECIPE", nargs="?", help="a recipe, a run.json, or a run's folder")
+    add("--text", metavar="PATH", help="train a language model on a text file or a folder of them")
+    add("--csv", metavar="FILE", help="train on this table, CSV or TSV; see --label")
+    add("--jsonl", metavar="FILE", help="train on this file of JSON lines; see --label")
+    add("--images", metavar="DIR", help="train an image classifier on a folder with a folder per class")
+    add("--tags", metavar="FILE", help="train a tagger of words: CoNLL columns, or JSON lines")
+    add("--label", metavar="COLUMN", action=Once, help="column to predict; with --tags a name, or a number from 1")
+    add("--target", metavar="COLUMN", action=Once, help="column of texts to write, such as translations")
+    add(
         "--column",
         metavar="COLUMN",
         action="append",
         default=[],
         help="column of the texts (twice for pairs); with --tags of the words",
     )
-    parser.add_argument("--delimiter", metavar="CHAR", help="delimiter of --csv (default: detected)")
-    parser.add_argument("--encoding", metavar="NAME", help="encoding of the files (default: detected)")
-    parser.add_argument(
-        "--model", metavar="NAME|FOLDER", help="model for your data: a name of the zoo, or a folder to train further"
-    )
-    parser.add_argument("--list", action="store_true", help="list the recipes")
-    parser.add_argument(
-        "--set", metavar="PATH=VALUE", action="append", default=[], help="set a field of the run; can be repeated"
-    )
-    parser.add_argument(
+    add("--delimiter", metavar="CHAR", help="delimiter of --csv (default: detected)")
+    add("--encoding", metavar="NAME", help="encoding of the files (default: detected)")
+    add("--model", metavar="NAME|FOLDER", help="model for your data: a name of the zoo, or a folder to train further")
+    add("--list", action="store_true", help="list the recipes")
+    add("--set", metavar="PATH=VALUE", action="append", default=[], help="set a field of the run; can be repeated")
+    add(
         "--freeze",
         metavar="PATH",
         action="append",
         default=[],
         help="address of a Part that is not trained; can be repeated",
     )
-    parser.add_argument("--out", metavar="DIR", help="folder of the run (default: runs/NAME)")
-    parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint in the folder")
-    parser.add_argument("--data", metavar="DIR", default="data", help="folder of the data sets (default: data/)")
+    add("--out", metavar="DIR", help="folder of the run (default: runs/NAME)")
+    add("--resume", action="store_true", help="resume from the newest checkpoint in the folder")
+    add("--data", metavar="DIR", default="data", help="folder of the data sets (default: data/)")
     device_flag(parser)
-    parser.add_argument(
-        "--log", metavar="NAME", action="append", default=[], help=f"also log to {' or '.join(LOGS)}; can be repeated"
-    )
-    parser.add_argument("--show", action="store_true", help="print the description and train nothing")
+    add("--log", metavar="NAME", action="append", default=[], help=f"also log to {' or '.join(LOGS)}; can be repeated")
+    add("--show", action="store_true", help="print the description and train nothing")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -14,9 +14,10 @@ from anyformer.specs.messages import nearest, plain
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", nargs="?", help="list only this name or purpose")
-    parser.add_argument("--family", metavar="NAME", help="list only this family")
-    parser.add_argument("--json", action="store_true", help="print a JSON list")
+    add = parser.add_argument
+    add("name", metavar="NAME", nargs="?", help="list only this name or purpose")
+    add("--family", metavar="NAME", help="list only this family")
+    add("--json", action="store_true", help="print a JSON list")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -55,4 +55,4 @@ def _op(spec: Model, address: str) -> Op | None:
 
 def mixes(op: Op) -> bool:
     """Whether the Op mixes tokens, according to its class. Experts with a limited capacity do not count as mixing."""
-    return op.said != "itself"
+    return op.declared_sees != "itself"

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 from anyformer.data.source import Row
 from anyformer.inputs.long import LongText
 from anyformer.inputs.truncation import counted_truncation
+from anyformer.objectives.batches import Record
 from anyformer.objectives.examples import array
-from anyformer.objectives.objective import Objective, Record
+from anyformer.objectives.objective import Objective
 from anyformer.runtime.processes import end_with_parent
 
 MOMENT = 3.0  # seconds before worker processes are started

@@ -14,7 +14,8 @@ import torch
 from anyformer.data.mixed import MixedPlan
 from anyformer.data.plan import PlaceGenerators, Plan, StepExamples, share
 from anyformer.kernels.random_bits import mix
-from anyformer.objectives.objective import Batch, Objective, Record
+from anyformer.objectives.batches import Batch, Record
+from anyformer.objectives.objective import Objective
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from anyformer.data.episodes import are_consecutive, read_arrays
 from anyformer.data.source import Files, Row, Source
 from anyformer.inputs import recordings
 from anyformer.inputs.image import ENDINGS
-from anyformer.inputs.optional_library import need
+from anyformer.inputs.optional_library import import_optional
 from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.messages import quote
 
@@ -55,7 +55,7 @@ class ImageFolder(Folder):
         return ENDINGS
 
     def read(self, file: Path) -> dict[str, Any]:
-        Image = need("PIL.Image", "data", "a folder of images")
+        Image = import_optional("PIL.Image", "data", "a folder of images")
         try:
             with Image.open(file) as image:
                 image = image.convert("RGB" if self.channels == 3 else "L")

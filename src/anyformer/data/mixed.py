@@ -13,7 +13,7 @@ from anyformer.data.mixture import Mixture
 from anyformer.data.plan import MIX, Plan, StepExamples, generator
 from anyformer.data.shards import DataSplit
 from anyformer.data.source import Source
-from anyformer.objectives.objective import Record
+from anyformer.objectives.batches import Record
 from anyformer.specs.messages import quote
 
 BLOCK = 2**16  # places in a block; in every block each share has exactly its rate, rounded

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from anyformer.data.shards import DataSplit
-from anyformer.objectives.objective import Record
+from anyformer.objectives.batches import Record
 
 MAX_EPOCHS = 100_000  # epochs in one step
 ORDER, SHIFT, BATCHES, MIX = 1, 2, 3, 4  # purposes of random numbers; MIX is per block of a mixture, others per epoch

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from anyformer.objectives.objective import Record
+from anyformer.objectives.batches import Record
 from anyformer.specs.messages import quote
 from anyformer.specs.part import conform
 from anyformer.weights.io import read_json, write_json

@@ -31,7 +31,7 @@ from anyformer.data.source import (
     read_whole,
     text_lines,
 )
-from anyformer.inputs.optional_library import need
+from anyformer.inputs.optional_library import import_optional
 from anyformer.specs.messages import nearest, quote
 from anyformer.specs.part import Table
 
@@ -212,7 +212,7 @@ class Parquet(Files):
         return (".parquet",)
 
     def raw(self) -> Iterator[Row]:
-        parquet = need("pyarrow.parquet", "data", "Parquet")
+        parquet = import_optional("pyarrow.parquet", "data", "Parquet")
         for file in self.files():
             number = 0
             try:
@@ -221,7 +221,7 @@ class Parquet(Files):
                         for example in batch.to_pylist():
                             number += 1
                             yield Row(f"{file}:{number}", example)
-            except (OSError, need("pyarrow", "data", "Parquet").ArrowException) as error:
+            except (OSError, import_optional("pyarrow", "data", "Parquet").ArrowException) as error:
                 raise ValueError(f"{file}, after row {number}: {str(error).splitlines()[0]}") from None
 
 
@@ -234,7 +234,7 @@ class HFDataset(Source, called=("datasets",)):
     revision: str | None = None
 
     def _dataset(self) -> Any:
-        datasets = need("datasets", "data", "a Hugging Face data set")
+        datasets = import_optional("datasets", "data", "a Hugging Face data set")
         if not sys.stderr.isatty():
             datasets.disable_progress_bars()
         try:

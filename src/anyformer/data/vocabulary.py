@@ -211,10 +211,7 @@ class TrainedUnigram(PieceVocabulary, called=("Unigram", "SentencePiece", "unigr
         core.normalizer, core.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace()
         core.decoder = decoders.Metaspace()
         trainer = trainers.UnigramTrainer(
-            vocab_size=self.size,
-            special_tokens=tokens,
-            unk_token=self.special["unk_token"],
-            show_progress=False,
+            vocab_size=self.size, special_tokens=tokens, unk_token=self.special["unk_token"], show_progress=False
         )
         core.train_from_iterator(texts, trainer)
         return core

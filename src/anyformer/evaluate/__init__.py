@@ -17,7 +17,8 @@ from anyformer.data import DataSplit, Source, StepBatches
 from anyformer.data.encode import encode_row
 from anyformer.models import TransformerModule, position_limit
 from anyformer.objectives import metrics
-from anyformer.objectives.objective import LOSS_METRICS, Example, Objective, Predictions, Predictor, Record
+from anyformer.objectives.batches import Record
+from anyformer.objectives.objective import LOSS_METRICS, Example, Objective, Predictions, Predictor
 
 
 def mean_losses(

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from anyformer.evaluate.likelihood import MAX_LOGITS, last_hidden_states, token_log_probs
 from anyformer.models import TransformerModule
-from anyformer.objectives.objective import Batch, language_head
+from anyformer.objectives.batches import Batch
+from anyformer.objectives.heads import language_head
 from anyformer.runtime.visibility import text_positions
 
 

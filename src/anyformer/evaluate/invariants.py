@@ -10,27 +10,40 @@ B batch, T tokens.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.checkpoint import load, save
 from anyformer.counting import count
+from anyformer.evaluate.model_outputs import (
+    TOKEN_INPUTS,
+    VECTORS,
+    DoesNotApply,
+    Failed,
+    call,
+    finite_outputs,
+    gap,
+    gradient_gap,
+    inputs_along_time,
+    is_episode,
+    loss_and_gradients,
+    main_input,
+    outputs,
+    pad,
+    padding_token,
+    results,
+    set_kernel,
+)
 from anyformer.models.construct import build
-from anyformer.models.decoder_with_towers import TowerInputModel
-from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
-from anyformer.parts.head.image import DistilledHead
+from anyformer.parts.head.classify import MultipleChoiceHead
 from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.pooling import LastOccurrence, Pooling
-from anyformer.parts.head.pretraining import NextSentenceHead
-from anyformer.parts.head.xvector import XVectorHead
+from anyformer.parts.head.pooling import LastOccurrence
 from anyformer.parts.init import computed_tensors
 from anyformer.specs.codec import decode, encode
 from anyformer.specs.part import walk
@@ -41,23 +54,6 @@ EXACT = 1e-6  # for causality and recomputation
 PADS = 32
 KERNELS = ("eager", "sdpa")
 SIDES = ("left", "right")
-
-TOKEN_LABELS = ("token_type_ids", "task_type_ids", "langs")
-TOKEN_INPUTS = ("input_ids", "attention_mask", *TOKEN_LABELS, "global_attention_mask", "tree_parents", "graph_edges")
-VECTORS = ("inputs_embeds", "states", "actions", "rewards", "returns_to_go", "input_features", "points")  # (..., T, n)
-PER_ROW = {
-    "pooler_output", "seq_relationship_logits", "sop_logits", "mc_logits", "cls_logits", "distillation_logits",
-    "embeddings", "text_embeds", "image_embeds",
-}  # fmt: skip
-PER_ROW_HEADS = (ClassifyHead, NextSentenceHead, MultipleChoiceHead, DistilledHead, XVectorHead)
-
-
-class DoesNotApply(Exception):
-    """Raised, with the reason, if a model does not have the ability that is checked."""
-
-
-class Failed(AssertionError):
-    """Raised if an invariant does not hold; the message is one line."""
 
 
 def failure(
@@ -71,117 +67,7 @@ def failure(
     return None if difference <= tolerance else f"off by {difference:.1e}, at most {tolerance:.0e} is allowed"
 
 
-def in_double(model: Any) -> Any:
-    """Return a copy in double precision: differences that vanish in it are rounding errors."""
-    return copy.deepcopy(model).double()
-
-
-# -- inputs and outputs ------------------------------------------------------------------------------------------------
-
-
-def results(spec: Any, out: Any) -> dict[str, tuple[Tensor, bool]]:
-    """Return name -> (tensor, whether its second dimension is time) of all outputs, without attention maps and caches,
-    and without outputs that depend on the other rows of a batch."""
-    found = {}
-    for name, value in out.items():
-        of_batch = name.startswith(("encoder_", "logits_per_", "image_hidden_"))
-        if isinstance(value, Tensor) and value.dim() > 1 and value.is_floating_point() and not of_batch:
-            per_row = name in PER_ROW or (name == "logits" and isinstance(spec.head, PER_ROW_HEADS))
-            found[name] = (value, not per_row)
-    return found
-
-
-@contextlib.contextmanager
-def using(model: Any, kernel: str, training: bool | None = None) -> Iterator[None]:
-    """Run a model with a kernel and a mode; restore both afterwards."""
-    before = model.kernel, model.training
-    model.kernel = kernel
-    model.train(model.training if training is None else training)
-    try:
-        yield
-    finally:
-        model.kernel = before[0]
-        model.train(before[1])
-
-
-def call(model: Any, inputs: Mapping[str, Any], **options: Any) -> Any:
-    """Call a model with inputs in its dtype, without pictures whose token is not in the text. Random numbers are the
-    same in every call."""
-    towers = model.spec.input_towers.values() if isinstance(model.spec, TowerInputModel) else ()
-    absent = {each.model.embedding.inputs[0] for each in towers if not (inputs["input_ids"] == each.token).any()}
-    given = {
-        name: value.to(model.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-        for name, value in inputs.items() if name not in absent
-    }  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        return model(**given, **options)
-
-
-@torch.no_grad()
-def outputs(
-    model: Any, inputs: Mapping[str, Any], kernel: str = "auto", **options: Any
-) -> dict[str, tuple[Tensor, bool]]:
-    with using(model, kernel):
-        return results(model.spec, call(model, inputs, **options))
-
-
-def gap(a: Tensor, b: Tensor) -> float:
-    """Return the largest difference, relative to the largest value of `b` if it is above 1."""
-    a, b = a.detach(), b.detach()
-    if a.shape != b.shape:
-        raise Failed(f"the shape is {tuple(a.shape)} and not {tuple(b.shape)}")
-    if not b.numel():
-        return 0.0
-    if not bool(a.isfinite().all() & b.isfinite().all()):
-        raise Failed("values are not finite")
-    return float((a - b).abs().max()) / max(1.0, float(b.abs().max()))
-
-
-def main_input(spec: Any) -> str:
-    """Return the name of the input that generation extends."""
-    return "decoder_input_ids" if spec.pair else spec.embedding.inputs[0]
-
-
-def is_episode(spec: Any) -> bool:
-    """Whether the model reads several inputs per step: an episode, or the points of a function."""
-    return len(spec.embedding.row(1, 1)) > 1 and "a condition" not in spec.embedding.gives
-
-
-def inputs_along_time(spec: Any, inputs: Mapping[str, Any]) -> list[str]:
-    """Return the names of inputs with one value per token of the text that the model writes."""
-    main = main_input(spec)
-    if spec.pair:
-        return [main]
-    names = (main, *TOKEN_LABELS, "global_attention_mask", *(spec.embedding.inputs if is_episode(spec) else ()))
-    return [name for name in dict.fromkeys(names) if name in inputs]
-
-
-def padding_token(spec: Any) -> int:
-    tokens = [part.padding_token for _, part in walk(spec.head) if isinstance(part, Pooling)]
-    return next((token for token in tokens if token), 0)
-
-
-def pad(inputs: Mapping[str, Any], names: Collection[str], left: int, right: int, token: int = 0) -> dict[str, Any]:
-    """Pad the named inputs along time."""
-    out = dict(inputs)
-    for name in inputs.keys() & {*names}:
-        value = inputs[name]
-        if name == "tree_parents":
-            out[name] = F.pad(torch.where(value < 0, value, value + left), (left, right), value=-1)
-        elif name == "graph_edges":
-            out[name] = F.pad(value, (left, right, left, right))
-        elif name in VECTORS:
-            out[name] = F.pad(value, (0, 0, left, right), value=0.5)
-        else:
-            out[name] = F.pad(value, (left, right), value=token if name.endswith("input_ids") else 0)
-    return out
-
-
-# -- the invariants ----------------------------------------------------------------------------------------------------
-
-
-def causality(
+def check_causality(
     model: Any,
     inputs: Mapping[str, Any],
     cuts: Sequence[int] | None = None,
@@ -206,7 +92,7 @@ def causality(
         for name in names:
             where = (is_later == later).view(*is_later.shape, *[1] * (inputs[name].dim() - 2))
             changed[name] = torch.where(where, _other_values(inputs[name], name == main), inputs[name])
-        with using(model, kernel, training):
+        with set_kernel(model, kernel, training):
             before, after = (outputs(model, given, kernel) for given in (inputs, changed))
         per_token = {key: value for key, (value, is_per_token) in before.items() if is_per_token}
         if not per_token:
@@ -219,7 +105,7 @@ def causality(
                 raise Failed(f"{key} does not depend on the tokens from {cuts[0]} on")
     if worst > EXACT and len(cuts) > 1:
         alone = {name: value[:rows] for name, value in inputs.items()}
-        return max(causality(model, alone, [cut], runs, both_ways, must_show) for cut in cuts)
+        return max(check_causality(model, alone, [cut], runs, both_ways, must_show) for cut in cuts)
     return worst
 
 
@@ -230,7 +116,7 @@ def _other_values(value: Tensor, tokens: bool) -> Tensor:
     return torch.where(value == 6, 7, 6) if tokens else value * 0
 
 
-def padding(
+def check_padding(
     model: Any,
     inputs: Mapping[str, Any],
     sides: Collection[str] = SIDES,
@@ -271,7 +157,7 @@ def padding(
     return worst
 
 
-def packing(
+def check_packing(
     model: Any,
     inputs: Mapping[str, Any],
     kernels: Sequence[str] = KERNELS,
@@ -298,7 +184,7 @@ def packing(
     pieces = [{n: v[:, a:b] if n in names else v for n, v in inputs.items()} for a, b in spans]
     hidden = f"{'decoder_' if spec.pair else ''}hidden_states"
     for kernel in kernels:
-        with using(model, kernel), torch.set_grad_enabled(learns):
+        with set_kernel(model, kernel), torch.set_grad_enabled(learns):
             try:
                 together = call(model, packed, output_hidden_states=True)
             except ValueError as error:
@@ -316,21 +202,11 @@ def packing(
             if learns:
                 counts = [b - a - int(spec.head.shift) for a, b in spans]
                 mean = sum(n * out.loss for n, out in zip(counts, alone, strict=True)) / sum(counts)
-                worst = max(worst, gap(together.loss, mean), _gradient_gap(model, together.loss, mean))
+                worst = max(worst, gap(together.loss, mean), gradient_gap(model, together.loss, mean))
     return worst
 
 
-def _gradient_gap(model: Any, *losses: Any) -> float:
-    """Return the largest difference of the gradients of two losses."""
-    learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    pair = [torch.autograd.grad(loss, [*learned.values()], allow_unused=True) for loss in losses]
-    for name, a, b in zip(learned, *pair, strict=True):
-        if (a is None) != (b is None):
-            raise Failed(f"{name} has a gradient in one of two equal losses only")
-    return max((gap(a, b) for a, b in zip(*pair, strict=True) if a is not None), default=0.0)
-
-
-def cached_decoding(model: Any, inputs: Mapping[str, Any], cuts: Sequence[int] | None = None) -> float:
+def check_cached_decoding(model: Any, inputs: Mapping[str, Any], cuts: Sequence[int] | None = None) -> float:
     """A prompt, single tokens and a chunk with a cache give the outputs of one pass without a cache, with a growing
     and with a static state."""
     along, rest = _split_along_time(model, inputs)
@@ -349,7 +225,7 @@ def cached_decoding(model: Any, inputs: Mapping[str, Any], cuts: Sequence[int] |
     return worst
 
 
-def padded_prompts(
+def check_padded_prompts(
     model: Any, inputs: Mapping[str, Any], sides: Collection[str] = SIDES, pads: int = 0, published: bool = False
 ) -> float:
     """After padded prompts of 4, 6 and 5 tokens, the outputs of three more tokens are those of the whole texts. Three
@@ -398,7 +274,7 @@ def _split_along_time(model: Any, inputs: Mapping[str, Any]) -> tuple[dict[str, 
     return {n: inputs[n] for n in names}, {n: v for n, v in inputs.items() if n not in names}
 
 
-def rows(model: Any, inputs: Mapping[str, Any], greedy: bool = False) -> float:
+def check_rows(model: Any, inputs: Mapping[str, Any], greedy: bool = False) -> float:
     """A batch gives the outputs of its rows; with `greedy`, also the same most likely tokens."""
     whole, worst = outputs(model, inputs), 0.0
     for row in range(len(next(iter(inputs.values())))):
@@ -409,7 +285,7 @@ def rows(model: Any, inputs: Mapping[str, Any], greedy: bool = False) -> float:
     return worst
 
 
-def kernels_agree(model: Any, inputs: Mapping[str, Any], share: float = 0.0) -> float:
+def check_kernels(model: Any, inputs: Mapping[str, Any], share: float = 0.0) -> float:
     """The eager kernel gives the outputs of SDPA, finite and in the model's dtype. Up to `share` of the values per
     token may differ: in half precision, rounding can send a token near a tie to a different expert or bucket."""
     eager, sdpa = (finite_outputs(model, inputs, kernel) for kernel in KERNELS)
@@ -424,47 +300,13 @@ def kernels_agree(model: Any, inputs: Mapping[str, Any], share: float = 0.0) -> 
     return worst
 
 
-def finite_outputs(model: Any, inputs: Mapping[str, Any], kernel: str = "auto") -> dict[str, tuple[Tensor, bool]]:
-    """Return the outputs; raise if one is not finite or not in the model's dtype."""
-    found = outputs(model, inputs, kernel)
-    for key, (value, _) in found.items():
-        name = str(model.dtype).removeprefix("torch.")
-        if value.dtype != model.dtype:
-            raise Failed(f"{key} is {value.dtype} in a model in {name}")
-        if not bool(value.isfinite().all()):
-            raise Failed(f"{key} is not finite in {name}")
-    return found
-
-
-def half_precision(model: Any, inputs: Mapping[str, Any], dtype: torch.dtype = torch.bfloat16) -> float:
+def check_half_precision(model: Any, inputs: Mapping[str, Any], dtype: torch.dtype = torch.bfloat16) -> float:
     """Outputs in half precision are finite. Return the difference from the model's own precision."""
     exact, halves = outputs(model, inputs), finite_outputs(copy.deepcopy(model).to(dtype), inputs)
     return max((gap(value.float(), exact[key][0].float()) for key, (value, _) in halves.items()), default=0.0)
 
 
-def loss_of(model: Any, inputs: Mapping[str, Any]) -> Any:
-    """Return the loss of the labels, or the squared distance of the outputs from fixed random targets."""
-    routed = {"output_router_logits": True} if "output_router_logits" in model.inputs else {}
-    out = call(model, inputs, **routed)
-    loss = out.loss if out.mc_loss is None else out.loss + out.mc_loss  # two heads: the trainer adds their losses
-    if loss is not None:
-        return loss
-    found = [value for value, _ in results(model.spec, out).values() if value.requires_grad]
-    generator = torch.Generator().manual_seed(2)
-    return sum(((v - torch.randn(v.shape, generator=generator)).square().mean() for v in found), torch.zeros(()))
-
-
-def loss_and_gradients(model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-    model.zero_grad()
-    loss = loss_of(model, inputs)
-    if loss.requires_grad:
-        loss.backward()
-    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad()
-    return loss.detach(), found
-
-
-def gradients(
+def check_gradients(
     model: Any,
     inputs: Mapping[str, Any],
     build: Callable[..., Any] = build,
@@ -512,7 +354,7 @@ def gradients(
     return worst
 
 
-def saving(model: Any, inputs: Mapping[str, Any], folder: Path | str) -> float:
+def check_saving(model: Any, inputs: Mapping[str, Any], folder: Path | str) -> float:
     """Saving and loading keeps the description, the tensors and the outputs exactly."""
     spec = model.spec
     if decode(encode(spec)) != spec:
@@ -532,7 +374,7 @@ def saving(model: Any, inputs: Mapping[str, Any], folder: Path | str) -> float:
     return 0.0
 
 
-def counting(model: Any, inputs: Mapping[str, Any] | None = None) -> float:
+def check_counting(model: Any, inputs: Mapping[str, Any] | None = None) -> float:
     """Counting, which allocates nothing, gives the number of parameters of the built model."""
     fixed = computed_tensors(model)
     built = sum(p.numel() for name, p in model.named_parameters() if name not in fixed)

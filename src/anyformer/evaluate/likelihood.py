@@ -12,8 +12,9 @@ from anyformer.generation import check_can_generate
 from anyformer.inputs.tokenizer import Tokenizer
 from anyformer.kernels.loss import IGNORED
 from anyformer.models import Call, TransformerModule
+from anyformer.objectives.batches import Batch, pad_rows, pad_texts
 from anyformer.objectives.examples import array
-from anyformer.objectives.objective import Batch, language_head, model_inputs, pad_rows, pad_texts
+from anyformer.objectives.heads import language_head, model_inputs
 
 MAX_LOGITS = 2**27  # most logits to compute at once (tokens x vocabulary)
 

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from anyformer.counting import count
 from anyformer.evaluate import invariants
-from anyformer.evaluate.invariants import EXACT, TOLERANCE, DoesNotApply, Failed
+from anyformer.evaluate.invariants import EXACT, TOLERANCE
+from anyformer.evaluate.model_outputs import DoesNotApply, Failed, in_double
 from anyformer.models import DecoderModel, EncoderModel, Model, TransformerModule
 from anyformer.models.construct import build
 from anyformer.parts.attention.attention import Attention
@@ -206,11 +207,11 @@ class Subject:
         """Raise Failed if two ways to compute the same outputs differ by more than the tolerance. If they differ in
         fp32, they are compared in double precision, so that rounding does not count."""
         model = self.model if model is None else model
-        tolerance = EXACT if invariant in (invariants.causality, invariants.gradients) else TOLERANCE
+        tolerance = EXACT if invariant in (invariants.check_causality, invariants.check_gradients) else TOLERANCE
         difference = invariant(model, self.inputs(batch), **options)
         if not difference <= tolerance:
             with contextlib.suppress(RuntimeError):  # a kernel may lack double precision
-                difference = invariant(invariants.in_double(model), self.inputs(batch), **options)
+                difference = invariant(in_double(model), self.inputs(batch), **options)
         if not difference <= tolerance:
             raise Failed(f"off by {difference:.1e}, at most {tolerance:.0e} is allowed")
         return f"off by {difference:.1e}"
@@ -242,35 +243,35 @@ def check_causality(subject: Subject) -> str:
     if sees == "all" or not spec.writes:
         raise DoesNotApply("a token may see all others" if sees == "all" else "the model does not write")
     options: dict[str, Any] = {"cuts": range(1, T), "runs": RUNS}
-    result = subject.compare(invariants.causality, **options)
+    result = subject.compare(invariants.check_causality, **options)
     if sees == "past" or subject.address.startswith(f"{MIXER}."):
         return f"no later token is seen: {result}"
     isolated = spec if subject.address == MIXER else override(spec, {MIXER: MLP(width=24)})
-    result = subject.compare(invariants.causality, random_model(isolated), both_ways=True, **options)
+    result = subject.compare(invariants.check_causality, random_model(isolated), both_ways=True, **options)
     return f"no other token is seen: {result}"
 
 
 def check_padding(subject: Subject) -> str:
     """Check that padding on either side does not change the outputs of real tokens."""
-    return subject.compare(invariants.padding, pads=PADS, kernels=("auto",))
+    return subject.compare(invariants.check_padding, pads=PADS, kernels=("auto",))
 
 
 def check_packing(subject: Subject) -> str:
     """Check that packed documents give the same outputs as separate ones, or are refused."""
-    return subject.compare(invariants.packing, batch=1, kernels=("auto",))
+    return subject.compare(invariants.check_packing, batch=1, kernels=("auto",))
 
 
 def check_cached_decoding(subject: Subject) -> str:
     """Check that cached decoding equals one pass: with a growing and a static state, and after padded prompts."""
     if not subject.spec.left_to_right or not subject.spec.writes:
         raise DoesNotApply("the model does not write")
-    subject.compare(invariants.padded_prompts, batch=3)
-    return subject.compare(invariants.cached_decoding)
+    subject.compare(invariants.check_padded_prompts, batch=3)
+    return subject.compare(invariants.check_cached_decoding)
 
 
 def check_rows(subject: Subject) -> str:
     """Check that a batch gives the same outputs as its rows."""
-    return subject.compare(invariants.rows, batch=3)
+    return subject.compare(invariants.check_rows, batch=3)
 
 
 def check_gradients(subject: Subject) -> str:
@@ -283,7 +284,7 @@ def check_gradients(subject: Subject) -> str:
     inputs = subject.inputs()
     if isinstance(subject.spec.head, LMHead):
         inputs["labels"] = inputs["input_ids"]
-    failure = invariants.failure(invariants.gradients, subject.model, inputs, EXACT, learns=learns, nonzero=True)
+    failure = invariants.failure(invariants.check_gradients, subject.model, inputs, EXACT, learns=learns, nonzero=True)
     if failure is not None:
         raise Failed(f"{failure} if layers are recomputed" if failure.startswith("off by") else failure)
     names = [name for name, each in subject.model.named_parameters() if each.requires_grad and learns(name)]
@@ -296,7 +297,7 @@ def check_half_precision(subject: Subject) -> str:
     for dtype in (torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
         try:
-            worst = invariants.half_precision(subject.model, subject.inputs(), dtype)
+            worst = invariants.check_half_precision(subject.model, subject.inputs(), dtype)
         except RuntimeError as error:
             if "not implemented for" not in str(error):
                 raise
@@ -309,13 +310,13 @@ def check_half_precision(subject: Subject) -> str:
 def check_saving(subject: Subject) -> str:
     """Check that saving and loading keeps the description, the tensors and the outputs."""
     with tempfile.TemporaryDirectory() as folder:
-        invariants.saving(subject.model, subject.inputs(), folder)
+        invariants.check_saving(subject.model, subject.inputs(), folder)
     return "the same description, tensors and outputs"
 
 
 def check_counting(subject: Subject) -> str:
     """Check that counting, which allocates nothing, gives the number of parameters of the built model."""
-    invariants.counting(subject.model)
+    invariants.check_counting(subject.model)
     counted = count(subject.spec)
     return f"{counted.parameters:,} parameters, {counted.flops(T):,} FLOPs of {T} tokens"
 

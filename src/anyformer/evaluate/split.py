@@ -115,12 +115,7 @@ def evaluate(
 
 
 def evaluate_by_position(
-    model: TransformerModule,
-    split: str,
-    evaluation: Evaluation,
-    size: int = 32,
-    length: int | None = None,
-    seed: int = 0,
+    model: TransformerModule, split: str, evaluation: Evaluation, size: int, length: int | None, seed: int
 ) -> list[PositionLoss]:
     """Return the loss of a next-token objective by token index."""
     task = evaluation.task

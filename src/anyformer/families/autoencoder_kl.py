@@ -20,9 +20,9 @@ TEMPLATE = AutoencoderModel(
     width=8,
     embedding=KLEmbedding(image_size=(32, 32), channels=3, widths=(64,), blocks=1),
     latent=GaussianLatent(width=4, scale=0.18215),
-    painter=KLDecoder(channels=3, widths=(64,), blocks=2),
-    reads="sample",
-    says="sample",
+    image_decoder=KLDecoder(channels=3, widths=(64,), blocks=2),
+    input_name="sample",
+    output_name="sample",
     init={"*": Kaiming(gain=1.0)},
 )
 
@@ -35,9 +35,9 @@ def read_activation(name: str, c: Config) -> Activation:
 
 CONFIG: dict[str, Any] = {
     "in_channels": "embedding.channels",
-    "out_channels": "painter.channels",
+    "out_channels": "image_decoder.channels",
     "down_block_types": Entry([DOWN], lambda spec: [DOWN] * len(spec.embedding.widths)),
-    "up_block_types": Entry([UP], lambda spec: [UP] * len(spec.painter.widths)),
+    "up_block_types": Entry([UP], lambda spec: [UP] * len(spec.image_decoder.widths)),
     "block_out_channels": "embedding.widths",
     "layers_per_block": "embedding.blocks",
     "act_fn": entry("*.activation", read=read_activation),
@@ -49,7 +49,7 @@ CONFIG: dict[str, Any] = {
         "latent.shift", default=None, read=lambda shift, c: shift or 0.0, write=lambda shift: shift or None
     ),
     "use_quant_conv": "latent.project",
-    "use_post_quant_conv": "painter.mix",
+    "use_post_quant_conv": "image_decoder.mix",
     "mid_block_add_attention": "*.attention",
     "latents_mean": Fixed(None, "latents are scaled by one factor, not per channel"),
     "latents_std": Fixed(None, "latents are scaled by one factor, not per channel"),
@@ -79,7 +79,7 @@ def weights(spec: AutoencoderModel) -> Weights:
     modules: dict[Any, Any] = {}
     for theirs, ours, stages, then in (
         ("encoder", "embedding", "down_blocks", "downsamplers"),
-        ("decoder", "painter", "up_blocks", "upsamplers"),
+        ("decoder", "image_decoder", "up_blocks", "upsamplers"),
     ):
         middle = f"{theirs}.mid_block"
         modules |= {
@@ -96,7 +96,7 @@ def weights(spec: AutoencoderModel) -> Weights:
         **modules,
         "quant_conv.weight": parameter("latent.say.weight", (numbers, numbers, 1, 1)),
         "quant_conv.bias": parameter("latent.say.bias"),
-        "post_quant_conv": "painter.mix",
+        "post_quant_conv": "image_decoder.mix",
     }
 
 
@@ -113,8 +113,8 @@ FAMILIES = (
         computed={
             "width": lambda c: 2 * c.latent_channels,
             "embedding.image_size": image_size,
-            "painter.widths": lambda c: tuple(c.block_out_channels)[::-1],
-            "painter.blocks": lambda c: c.layers_per_block + 1,
+            "image_decoder.widths": lambda c: tuple(c.block_out_channels)[::-1],
+            "image_decoder.blocks": lambda c: c.layers_per_block + 1,
         },
         checks=(check,),
         weights=weights,

@@ -5,15 +5,14 @@ Each tower is also a family, as in transformers: files of one tower are common.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Absent, Ignored
-from anyformer.families.base.template import Class, Config, Entry
+from anyformer.families.base.fields import Absent
+from anyformer.families.base.template import Config, Entry
 from anyformer.families.clip_text_model import TEXT, factor
 from anyformer.families.clip_vision_model import IMAGE
-from anyformer.families.shared.nested import nested_config, nested_rules, read_nested
+from anyformer.families.shared.two_towers import DROPPED, read_tower, tower_classes, tower_configs, tower_rules
 from anyformer.parts import (
     ClassifyHead, EncoderModel, MeanColumns, Model, Normal, Pool, SimilarityHead, TwoTowerModel, Unused,
 )  # fmt: skip
@@ -47,20 +46,7 @@ def tower(c: Config, name: str, family: Family, architecture: str, **known: Any)
     """Return a tower. If an old file has two configs of it, "text_config_dict" wins."""
     old = c[f"{name}_config_dict"]
     config = (c[f"{name}_config"] or {}) if old is None else old
-    spec = read_nested(f"{name}_config", config, family, architecture, **known)
-    assert isinstance(spec, EncoderModel)
-    return spec
-
-
-def tower_of(name: str) -> Callable[[Model], Model]:
-    def read(spec: Model) -> Model:
-        if isinstance(spec, TwoTowerModel):
-            return getattr(spec, name)
-        if (name == "text") != ("input_ids" in value_at(spec, "embedding").inputs):
-            raise Absent
-        return spec
-
-    return read
+    return read_tower(f"{name}_config", config, family, architecture, **known)
 
 
 def projection_dim(spec: Model) -> int:
@@ -70,15 +56,9 @@ def projection_dim(spec: Model) -> int:
 
 
 def rules(spec: TwoTowerModel | EncoderModel) -> list[Rule]:
-    if isinstance(spec, TwoTowerModel):
-        return [
-            Rename("logit_scale", "head.scale"),
-            *nested_rules(TEXT.rules(spec.text), "text_model.", ours="text."),
-            *nested_rules(IMAGE.rules(spec.image), "vision_model.", ours="image."),
-        ]
-    family = TEXT if "input_ids" in spec.embedding.inputs else IMAGE
-    head = {"classifier": "head.out", "~post_layernorm": "head.pool.norm.part"}
-    return [*family.rules(spec), *(Rename(f"{a}.{{p}}", f"{b}.{{p}}") for a, b in head.items())]
+    alone = {"classifier": "head.out", "~post_layernorm": "head.pool.norm.part"}
+    renamed = (Rename(f"{a}.{{p}}", f"{b}.{{p}}") for a, b in alone.items())
+    return tower_rules(spec, TEXT, IMAGE, [Rename("logit_scale", "head.scale")], renamed)
 
 
 def size(width: int, image: dict[str, int], text: dict[str, int]) -> dict[str, Any]:
@@ -93,23 +73,16 @@ CLIP = Family(
     tokenizer="CLIPTokenizer",
     template=describe,
     config={
-        "text_config": nested_config(TEXT, tower_of("text"), {}),
-        "vision_config": nested_config(IMAGE, tower_of("image"), {}),
+        **tower_configs(TEXT, IMAGE),
         "text_config_dict": Entry(None),
         "vision_config_dict": Entry(None),
         "projection_dim": Entry(512, projection_dim),
         "logit_scale_init_value": Entry(2.6592, "head.scale"),
         "initializer_factor": Entry(1.0, lambda spec: factor(spec.text, "head.*")),
-        "tie_last_hidden_states": Ignored(None, "the towers' configs decide"),
     },
     weights=rules,
-    classes={
-        "CLIPModel": Class(prefix=""),
-        "CLIPForImageClassification": Class(prefix="vision_model."),
-        **dict.fromkeys(TEXT.architectures, Class(prefix="text_model.")),
-        **dict.fromkeys(IMAGE.architectures, Class(prefix="vision_model.")),
-    },
-    dropped=tuple(f"{tower}embeddings.position_ids" for tower in ("text_model.", "vision_model.", "~")),
+    classes=tower_classes(TEXT, IMAGE, "CLIPModel", "CLIPForImageClassification"),
+    dropped=DROPPED,
     pictures="CLIP",
     sizes={
         "clip-b32": Size(size(512, {}, {}), 151e6),

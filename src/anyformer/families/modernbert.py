@@ -72,7 +72,7 @@ MODERNBERT = Family(
         "layer_norm_eps": Removed(1e-5, "an old copy of norm_eps"),
         "position_embedding_type": Removed("absolute", "positions are rotary"),
     },
-    computed=nested_rope.computed(ROPE, THETAS),
+    computed=nested_rope.read_ropes(ROPE, THETAS),
     weights={
         "~embeddings.{tok_embeddings,norm}": "embedding.{tokens,norm}",
         "~layers.{i}.{attn,mlp}_norm": "encoder.layers.{i}.{attention,feedforward}.pre_norm",

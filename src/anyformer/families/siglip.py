@@ -8,11 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Ignored
-from anyformer.families.base.template import Class, Config, Entry
-from anyformer.families.clip import tower_of
+from anyformer.families.base.template import Config, Entry
 from anyformer.families.clip_text_model import factor
-from anyformer.families.shared.nested import nested_config, nested_rules, read_nested
+from anyformer.families.shared.two_towers import DROPPED, read_tower, tower_classes, tower_configs, tower_rules
 from anyformer.families.siglip_text_model import TEXT
 from anyformer.families.siglip_vision_model import IMAGE
 from anyformer.parts import (
@@ -46,20 +44,12 @@ def describe(c: Config) -> Any:
 
 
 def tower(c: Config, name: str, family: Family) -> EncoderModel:
-    spec = read_nested(name, getattr(c, name) or {}, family, family.architectures[0])
-    assert isinstance(spec, EncoderModel)
-    return spec
+    return read_tower(name, c[name] or {}, family, family.architectures[0])
 
 
 def rules(spec: TwoTowerModel | EncoderModel) -> list[Rule]:
-    if isinstance(spec, TwoTowerModel):
-        return [
-            *(Reshape(f"logit_{name}", f"head.{name}", (1,)) for name in ("scale", "bias")),
-            *nested_rules(TEXT.rules(spec.text), "text_model.", ours="text."),
-            *nested_rules(IMAGE.rules(spec.image), "vision_model.", ours="image."),
-        ]
-    family = TEXT if "input_ids" in spec.embedding.inputs else IMAGE
-    return [*family.rules(spec), Rename("classifier.{p}", "head.out.{p}")]
+    head = (Reshape(f"logit_{name}", f"head.{name}", (1,)) for name in ("scale", "bias"))
+    return tower_rules(spec, TEXT, IMAGE, head, [Rename("classifier.{p}", "head.out.{p}")])
 
 
 SIGLIP = Family(
@@ -67,19 +57,12 @@ SIGLIP = Family(
     about="a text and an image encoder whose vectors are compared pair by pair",
     template=describe,
     config={
-        "text_config": nested_config(TEXT, tower_of("text"), {}),
-        "vision_config": nested_config(IMAGE, tower_of("image"), {}),
+        **tower_configs(TEXT, IMAGE),
         "initializer_factor": Entry(1.0, lambda spec: factor(spec, "head.out.weight")),
-        "tie_last_hidden_states": Ignored(None, "the towers' configs decide"),
     },
     weights=rules,
-    classes={
-        "SiglipModel": Class(prefix=""),
-        "SiglipForImageClassification": Class(prefix="vision_model."),
-        **dict.fromkeys(TEXT.architectures, Class(prefix="text_model.")),
-        **dict.fromkeys(IMAGE.architectures, Class(prefix="vision_model.")),
-    },
-    dropped=tuple(f"{tower}embeddings.position_ids" for tower in ("text_model.", "vision_model.", "~")),
+    classes=tower_classes(TEXT, IMAGE, "SiglipModel", "SiglipForImageClassification"),
+    dropped=DROPPED,
     pictures="Siglip",
     sizes={"siglip-base": Size({}, 203e6)},
 )

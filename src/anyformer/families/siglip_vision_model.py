@@ -35,7 +35,7 @@ def build_pooling(spec: EncoderModel, has_head: bool, c: Config) -> EncoderModel
     return spec if has_head else spec.replace(head=None)
 
 
-def pooling(theirs: str, spec: EncoderModel) -> list[Rule]:
+def pooling_rules(theirs: str, spec: EncoderModel) -> list[Rule]:
     ours = "encoder.neck.part" if isinstance(spec.head, ClassifyHead) else POOL
     names = {"attention.out_proj": "attention.o", "layernorm": "norm", "mlp.fc1": "feedforward.up"}
     return [
@@ -72,7 +72,7 @@ IMAGE = CLIP_IMAGE.but(
         "init": lambda c: image_init(c.hidden_size),
     },
     weights={
-        "~head": pooling,
+        "~head": pooling_rules,
         "~post_layernorm": "encoder.norm",
         **dict.fromkeys(("~embeddings.class_embedding", "~pre_layrnorm", "visual_projection")),
     },

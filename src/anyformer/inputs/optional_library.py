@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 
-def need(module: str, extra: str, purpose: str) -> Any:
+def import_optional(module: str, extra: str, purpose: str) -> Any:
     """Import an optional library, or raise an error with the command that installs it."""
     try:
         return importlib.import_module(module)

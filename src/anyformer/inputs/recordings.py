@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from anyformer.inputs.optional_library import need
+from anyformer.inputs.optional_library import import_optional
 from anyformer.specs.messages import quote
 
 BLOCK = 30  # seconds of a file that are in memory at once
@@ -80,7 +80,9 @@ class AudioRecording:
             )
         change = None
         if rate != self.rate:
-            soxr = need("soxr", "audio", f"resampling from {self.rate} samples per second to the model's {rate}")
+            soxr = import_optional(
+                "soxr", "audio", f"resampling from {self.rate} samples per second to the model's {rate}"
+            )
             change = soxr.ResampleStream(self.rate, rate, 1, dtype="float32")
         done = 0
         while len(block := self.pull(BLOCK * self.rate)):
@@ -175,7 +177,7 @@ def _wave(file: Path) -> AudioRecording | None:
 
 
 def _sound(file: Path) -> AudioRecording:
-    soundfile = need("soundfile", "audio", "sound that is not 16-bit WAV")
+    soundfile = import_optional("soundfile", "audio", "sound that is not 16-bit WAV")
     try:
         stream = soundfile.SoundFile(file)
     except (soundfile.SoundFileError, OSError, TypeError) as error:

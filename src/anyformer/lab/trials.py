@@ -26,7 +26,7 @@ from filelock import FileLock
 
 from anyformer.checkpoint import check_free
 from anyformer.data import TextFiles
-from anyformer.inputs.optional_library import need
+from anyformer.inputs.optional_library import import_optional
 from anyformer.runtime.processes import end_with_parent
 from anyformer.train.progress import Metrics
 from anyformer.train.run import Run
@@ -91,12 +91,7 @@ class Place:
         folder = self.folder / name
         begun = (folder / "run.json").is_file()
         return setup(
-            run,
-            folder,
-            resume=begun,
-            device=self.device,
-            callbacks=[Metrics(), *callbacks],
-            records=self.shared,
+            run, folder, resume=begun, device=self.device, callbacks=[Metrics(), *callbacks], records=self.shared
         ).fit()
 
     def texts(self, name: str, make: Callable[[], Sequence[str]]) -> TextFiles:
@@ -289,7 +284,7 @@ def run_in_processes(trials: Trials, jobs: int, until: float) -> Iterator[Trial]
 def run_on_ray(trials: Trials, jobs: int, until: float) -> Iterator[Trial]:
     """Run trials in Ray workers, on this machine or on a cluster (RAY_ADDRESS) that shares the folder. Ray restarts the
     trials of killed workers."""
-    engine = need("ray", "ray", "--on ray")
+    engine = import_optional("ray", "ray", "--on ray")
     started = not engine.is_initialized()
     if started:
         start(engine, jobs)

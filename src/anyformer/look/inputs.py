@@ -16,7 +16,7 @@ from torch import Tensor
 from anyformer.checkpoint import load, read_spec, spec
 from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.inputs.image import ENDINGS, Images
-from anyformer.inputs.optional_library import need
+from anyformer.inputs.optional_library import import_optional
 from anyformer.inputs.processor import Processor, processor
 from anyformer.inputs.tokenizer import Tokenizer, check_vocabulary_size
 from anyformer.look.sound import Sound
@@ -262,7 +262,7 @@ def sound_of(model: TransformerModule, read: Processor, path: Path) -> Sound:
 
 def png(pixels: Tensor) -> str:
     """Encode bytes (C, rows, columns) as a data URL: in colour if C is 3, otherwise the first channel in grey."""
-    image, file = need("PIL.Image", "look", "a picture behind attention"), io.BytesIO()
+    image, file = import_optional("PIL.Image", "look", "a picture behind attention"), io.BytesIO()
     pixels = pixels.permute(1, 2, 0) if len(pixels) == 3 else pixels[0]
     image.fromarray(pixels.contiguous().numpy()).save(file, "png")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -19,7 +19,7 @@ from anyformer.look.roles import short
 from anyformer.look.trace import Trace
 from anyformer.models import Model, TransformerModule
 from anyformer.models.construct import skeleton
-from anyformer.parts.computed import shapes_alone
+from anyformer.parts.computed import run_on_meta
 from anyformer.parts.embedding.patches import PatchEmbedding, PatchEmbeddingModule
 from anyformer.parts.grid.windows import WindowsModule
 from anyformer.runtime.context import Context
@@ -194,7 +194,7 @@ def windows(spec: Model, image_size: tuple[int, int] | None = None) -> list[Wind
 
     for module in modules:
         module.register_forward_pre_hook(listen)
-    with shapes_alone(model), torch.no_grad():
+    with run_on_meta(model), torch.no_grad():
         model(pixel_values=torch.empty(1, read.channels, *size))
     groupings: list[Windowed] = []
     span, before = (Span(*read.patch_size), None) if isinstance(read, PatchEmbedding) else (Span(1, 1), size)

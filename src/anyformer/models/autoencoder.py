@@ -24,22 +24,24 @@ class AutoencoderModel(Model):
 
     embedding: GridEmbedding
     latent: Latent = GumbelCodes()
-    painter: ImageDecoder
+    image_decoder: ImageDecoder
     head: Head | None = None
-    reads: str = "pixel_values"  # name of the input image in the published class
-    says: str = "reconstruction"  # name of the output image in the published class
+    input_name: str = "pixel_values"  # name of the input image in the published class
+    output_name: str = "reconstruction"  # name of the output image in the published class
 
     def check(self) -> None:
         super().check()
-        read, drawn = self.embedding, self.painter
+        read, drawn = self.embedding, self.image_decoder
         if self.head is not None:
             raise ValueError("head: an autoencoder returns the image and takes no head; leave it out")
         if drawn.channels != read.channels:
-            raise ValueError(f"painter.channels is {drawn.channels}, but embedding.channels is {read.channels}")
+            raise ValueError(f"image_decoder.channels is {drawn.channels}, but embedding.channels is {read.channels}")
         if drawn.finer(read.grid) != read.image_size:
             (height, width), (rows, columns) = drawn.finer(read.grid), read.image_size
-            got = f"painter.widths has {len(drawn.widths)} stages, which decode images of {height} x {width} pixels"
-            raise ValueError(f"{got}, but embedding.image_size is {rows} x {columns}")
+            raise ValueError(
+                f"image_decoder.widths has {len(drawn.widths)} stages, which decode images of {height} x {width} pixels"
+                f", but embedding.image_size is {rows} x {columns}"
+            )
 
     @property
     def grid(self) -> Grid:
@@ -64,17 +66,17 @@ class AutoencoderModule(TransformerModule, of=AutoencoderModel):
         super().__init__(spec)
         self.embedding = spec.embedding.build(site.child("embedding"))
         self.latent: Any = spec.latent.build(site.child("latent"))
-        self.painter: Any = spec.painter.build(site.child("painter", width=spec.latent.width))
+        self.image_decoder: Any = spec.image_decoder.build(site.child("image_decoder", width=spec.latent.width))
         self.head, self.stateless = None, ()
         self.declare()
 
     def input_names(self) -> tuple[str, ...]:
-        return (*dict.fromkeys((self.spec.reads, *self.spec.embedding.inputs)), "return_dict")
+        return (*dict.fromkeys((self.spec.input_name, *self.spec.embedding.inputs)), "return_dict")
 
     def compute(self, call: Call) -> HeadInputs:
         inputs = call.inputs
-        if self.spec.reads in inputs:
-            inputs = {**inputs, self.spec.embedding.inputs[0]: inputs[self.spec.reads]}
+        if self.spec.input_name in inputs:
+            inputs = {**inputs, self.spec.embedding.inputs[0]: inputs[self.spec.input_name]}
         x, ctx = self.embedding(inputs)
         return HeadInputs(x, ctx.replace(taps=call.taps), inputs, {})
 
@@ -83,14 +85,15 @@ class AutoencoderModule(TransformerModule, of=AutoencoderModel):
         z, price = self.latent(x)
         grid = ctx.extra(Grid)
         assert grid is not None
-        return {self.spec.says: self.painter(z, grid), "price": price.to(self.dtype), "last_hidden_state": x}
+        image = self.image_decoder(z, grid)
+        return {self.spec.output_name: image, "price": price.to(self.dtype), "last_hidden_state": x}
 
     def collect_outputs(self, seen: OutputCollector) -> dict[str, tuple[Tensor, ...]]:
         return {}
 
     def codes(self, pixel_values: Tensor) -> Tensor:
         """Encode images: (B, rows, columns) codes, or (B, E, rows, columns) numbers if the latent is continuous."""
-        x, ctx, _, _ = self.hidden_states(Call({self.spec.reads: pixel_values}))
+        x, ctx, _, _ = self.hidden_states(Call({self.spec.input_name: pixel_values}))
         latent, grid = self.latent.read(x), ctx.extra(Grid)
         assert grid is not None
         return (latent if self.spec.latent.discrete else latent.transpose(1, 2)).unflatten(-1, grid)
@@ -106,4 +109,4 @@ class AutoencoderModule(TransformerModule, of=AutoencoderModel):
             raise ValueError(f"codes must be from 0 to {latent.codes - 1}, got {low} to {high}")
         flat = codes.flatten(-2)
         flat = flat if latent.discrete else flat.transpose(1, 2)
-        return self.painter(self.latent.vectors(flat), Grid(*codes.shape[-2:]))
+        return self.image_decoder(self.latent.vectors(flat), Grid(*codes.shape[-2:]))

@@ -180,7 +180,7 @@ class TransformerModule(PublishedModule):
 
     def find_stateless(self) -> tuple[str, ...]:
         names = self.spec.left_to_right
-        if self.spec.head is not None and self.spec.head.said == "all":  # the head reads the whole text
+        if self.spec.head is not None and self.spec.head.declared_sees == "all":  # the head reads the whole text
             names = (*names, "head")
         return tuple(
             address for name in names for address in without_state(getattr(self.spec, name), getattr(self, name), name)
@@ -285,7 +285,7 @@ def without_state(part: Part, module: Any, path: str) -> Iterator[str]:
     """Yield the addresses in `module` that mix tokens and declare no decoding state."""
     if part.sees == "itself":
         return
-    if part.said != "itself":  # its own module mixes tokens
+    if part.declared_sees != "itself":  # its own module mixes tokens
         declared = (inner.state_spec() for inner in module.modules() if isinstance(inner, HasState))
         if part.sees != "past" or all(state is None for state in declared):
             yield path

@@ -50,7 +50,7 @@ class EncoderDecoderModel(Model):
         for address, part in walk(self.encoder, "encoder"):
             if part.reads_memory:
                 raise ValueError(f"{address}: cross-attention (memory=True) is only for the decoder, not the encoder")
-        if self.head is not None and self.head.said == "all":
+        if self.head is not None and self.head.declared_sees == "all":
             name, instead = type(self.head).__name__, self.head.causal_alternative
             raise ValueError(f"head: {name} is not available for encoder-decoder models; use {instead}")
         if isinstance(self.head, MultipleChoiceHead) and "a row of tokens" not in self.embedding.gives:

@@ -17,7 +17,7 @@ from anyformer.parts.init import Initializer, initialise, is_within, owner_of
 from anyformer.parts.language_specific import MAX_LANGUAGES, LanguageSpecific
 from anyformer.specs.addresses import value_at
 from anyformer.specs.field_types import Count
-from anyformer.specs.part import Part, Site, Table, parts_seeing_ahead, tree, walk
+from anyformer.specs.part import Part, Site, Table, parts_in, tree, walk
 from anyformer.specs.part_errors import error_origin
 from anyformer.specs.services import service
 from anyformer.stacks.stack import Stack
@@ -178,7 +178,7 @@ class Model(Part):
         written += [(path, part) for path, part in walk(self.head, "head") if isinstance(part, LMHead)]
         for address, part in (found for path, each in written for found in parts_seeing_ahead(each, path)):
             name = type(part).__name__
-            if part.said is None:
+            if part.declared_sees is None:
                 raise ValueError(
                     f"{address}: {name} does not declare which tokens it sees, which a left-to-right model requires;"
                     f' declare it: class {name}(..., sees="past"), or "itself" or "all"'
@@ -276,3 +276,11 @@ def input_limit(spec: Any) -> int | None:
     """Return the longest input of a model (or of its encoder) in tokens; None if there is no limit."""
     own = spec.embedding.max_length
     return own if own is not None else position_limit(spec)
+
+
+def parts_seeing_ahead(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
+    """Yield (address, Part) of the innermost Parts that let a token see later ones, or that do not declare `sees`."""
+    if part.sees in ("itself", "past"):
+        return
+    children = [] if part.declared_sees is None or part.causal_alternative else parts_in(part, path)
+    yield from [found for at, child in children for found in parts_seeing_ahead(child, at)] or [(path, part)]

@@ -16,20 +16,11 @@ from torch import Tensor, nn
 
 from anyformer.inputs.truncation import count_truncated
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, pad_texts, scalars
 from anyformer.objectives.examples import array, field, text_of
+from anyformer.objectives.heads import forward_to_head, head_of
 from anyformer.objectives.metrics import ANSWERS, Metrics
-from anyformer.objectives.objective import (
-    Batch,
-    Example,
-    Objective,
-    Predictions,
-    Predictor,
-    Record,
-    forward_to_head,
-    head_of,
-    pad_texts,
-    scalars,
-)
+from anyformer.objectives.objective import Example, Objective, Predictions, Predictor
 from anyformer.parts.head.span import SpanModule
 from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.messages import quote
@@ -42,6 +33,8 @@ class Answer(Objective):
 
     optional_columns: ClassVar[tuple[str, ...]] = ("answer_start", "start_token", "end_token")
     command: ClassVar[str] = "run answer RUN QUESTION CONTEXT"
+    metrics: ClassVar[Metrics] = ANSWERS
+    columns: ClassVar[tuple[str, ...]] = ("question", "context", "answers")
 
     length: int = 384
     stride: Natural = 128
@@ -53,14 +46,6 @@ class Answer(Objective):
                 f"Answer: question_length={self.question_length} and stride={self.stride} leave no room"
                 f" for the context in {self.length} tokens"
             )
-
-    @property
-    def metrics(self) -> Metrics:
-        return ANSWERS
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("question", "context", "answers")
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> list[Record]:
         context = text_of(example, "context")

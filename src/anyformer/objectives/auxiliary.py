@@ -6,8 +6,9 @@ from torch import Tensor, nn
 
 from anyformer.kernels.loss import linear_cross_entropy
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch
 from anyformer.objectives.causal import next_tokens, num_following
-from anyformer.objectives.objective import Batch, HeadInputs
+from anyformer.objectives.objective import HeadInputs
 from anyformer.objectives.wrapper import ObjectiveWrapper
 from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.parts.head.language import next_labels

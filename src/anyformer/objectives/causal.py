@@ -11,18 +11,10 @@ from torch import Tensor, nn
 from anyformer.inputs.long import LongText
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, pad_rows, pad_texts
 from anyformer.objectives.examples import append_end
-from anyformer.objectives.objective import (
-    LOSS_METRICS,
-    Baseline,
-    Batch,
-    HeadInputs,
-    Objective,
-    Record,
-    language_head,
-    pad_rows,
-    pad_texts,
-)
+from anyformer.objectives.heads import language_head
+from anyformer.objectives.objective import LOSS_METRICS, Baseline, HeadInputs, Objective
 from anyformer.runtime.visibility import begins
 
 
@@ -32,16 +24,10 @@ class NextToken(Objective, called=("CLM", "causal language modelling", "next-tok
 
     command: ClassVar[str] = "generate RUN PROMPT"
     loss_metrics: ClassVar[tuple[str, ...]] = LOSS_METRICS
+    baseline: ClassVar[Baseline] = "tokens"
+    packs: ClassVar[bool] = True
 
     apart: bool = True
-
-    @property
-    def baseline(self) -> Baseline:
-        return "tokens"
-
-    @property
-    def packs(self) -> bool:
-        return True
 
     def ids(self, text: str | LongText, tokenizer: Any) -> Iterator[list[int]]:
         return append_end(tokenizer.pieces(text), tokenizer)

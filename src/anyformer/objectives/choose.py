@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import nn
 
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, pad_texts, scalars
 from anyformer.objectives.examples import encode_pair, field, label_of, text_of
+from anyformer.objectives.heads import head_of
 from anyformer.objectives.metrics import LABELS, Metrics
-from anyformer.objectives.objective import (
-    Batch,
-    Example,
-    Objective,
-    Predictions,
-    Predictor,
-    Record,
-    head_of,
-    pad_texts,
-    scalars,
-)
+from anyformer.objectives.objective import Example, Objective, Predictions, Predictor
 from anyformer.parts.head.classify import MultipleChoiceModule
 from anyformer.specs.field_types import TwoOrMore
 
@@ -29,20 +21,15 @@ from anyformer.specs.field_types import TwoOrMore
 class Choose(Objective):
     """Columns "text", "choices" (a list of `choices` texts) and "label", the index of the right choice."""
 
+    metrics: ClassVar[Metrics] = LABELS
+    columns: ClassVar[tuple[str, ...]] = ("text", "choices", "label")
+
     choices: TwoOrMore
     length: int | None = None
 
     @property
-    def metrics(self) -> Metrics:
-        return LABELS
-
-    @property
     def truncates(self) -> int | None:
         return self.length
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("text", "choices", "label")
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         text, choices = text_of(example, "text"), field(example, "choices")

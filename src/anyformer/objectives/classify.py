@@ -10,20 +10,11 @@ import numpy as np
 from torch import nn
 
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, pad_texts, scalars
 from anyformer.objectives.examples import column_name, encode_pair, field, label_of, text_of
+from anyformer.objectives.heads import head_of
 from anyformer.objectives.metrics import LABELS, NUMBERS, TWO_LABELS, Metrics
-from anyformer.objectives.objective import (
-    Baseline,
-    Batch,
-    Example,
-    Objective,
-    Predictions,
-    Predictor,
-    Record,
-    head_of,
-    pad_texts,
-    scalars,
-)
+from anyformer.objectives.objective import Baseline, Example, Objective, Predictions, Predictor
 from anyformer.parts.head.classify import ClassifyModule
 from anyformer.specs.messages import quote
 
@@ -34,6 +25,7 @@ class Classify(Objective):
     tokens, the longer text of a pair first."""
 
     command: ClassVar[str] = "run classify RUN TEXT"
+    baseline: ClassVar[Baseline] = "labels"
 
     labels: tuple[str, ...] = ()
     pair: bool = False
@@ -52,10 +44,6 @@ class Classify(Objective):
     @property
     def metrics(self) -> Metrics:
         return (TWO_LABELS if len(self.labels) == 2 else LABELS) if self.labels else NUMBERS
-
-    @property
-    def baseline(self) -> Baseline:
-        return "labels"
 
     @property
     def truncates(self) -> int | None:

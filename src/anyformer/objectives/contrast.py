@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.models.base import TransformerModule
-from anyformer.objectives.objective import Batch, HeadInputs, Record, head_of, require_head
+from anyformer.objectives.batches import Batch, Record
+from anyformer.objectives.heads import head_of, require_head
+from anyformer.objectives.objective import HeadInputs
 from anyformer.objectives.recordings import Sounds
 from anyformer.parts.head.contrastive import ContrastModule
 from anyformer.specs.field_types import Chance, Count, TwoOrMore

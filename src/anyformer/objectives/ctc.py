@@ -9,9 +9,11 @@ from torch import Tensor, nn
 
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, num_labels, pad_rows
 from anyformer.objectives.examples import concatenate, text_of
+from anyformer.objectives.heads import head_of, logits_of
 from anyformer.objectives.metrics import TRANSCRIPTS, Metrics
-from anyformer.objectives.objective import Batch, HeadInputs, Record, head_of, logits_of, num_labels, pad_rows
+from anyformer.objectives.objective import HeadInputs
 from anyformer.objectives.recordings import Sounds
 from anyformer.parts.head.ctc import CTCModule
 
@@ -20,14 +22,8 @@ class CTC(Sounds, called=("speech recognition", "connectionist temporal classifi
     """Columns "audio" (see `Sounds`) and "text", the transcript. The loss is per token and covers all alignments."""
 
     command: ClassVar[str] = "run transcribe RUN FILE"
-
-    @property
-    def metrics(self) -> Metrics:
-        return TRANSCRIPTS
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("audio", "text")
+    metrics: ClassVar[Metrics] = TRANSCRIPTS
+    columns: ClassVar[tuple[str, ...]] = ("audio", "text")
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         ids = concatenate(tokenizer.pieces(text_of(example, "text"), add_special_tokens=False))

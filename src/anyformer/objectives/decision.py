@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -11,20 +11,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, pad_rows
 from anyformer.objectives.examples import field
-from anyformer.objectives.objective import Batch, HeadInputs, Objective, Record, head_of, logits_of, pad_rows
+from anyformer.objectives.heads import head_of, logits_of
+from anyformer.objectives.objective import HeadInputs, Objective
 from anyformer.parts.embedding.trajectory import KINDS
 from anyformer.parts.head.trajectory import TrajectoryModule
 from anyformer.specs.field_types import Count, Natural
 
 
-class Act(
-    Objective,
-    called=("Decision Transformer", "return-to-go", "offline reinforcement learning", "offline RL"),
-):
+class Act(Objective, called=("Decision Transformer", "return-to-go", "offline reinforcement learning", "offline RL")):
     """Columns "states" (N, S), "actions" (N,) or (N, A) and "rewards" (N,) of an episode of N time steps. A random
     window of `steps` time steps is read each time. Actions are numbers, or indices below `choices` if that is not 0.
     With `asks=False` all returns-to-go are 0, which is behaviour cloning."""
+
+    columns: ClassVar[tuple[str, ...]] = ("states", "actions", "rewards")
 
     steps: Count = 20
     choices: Natural = 0
@@ -34,10 +35,6 @@ class Act(
     def check(self) -> None:
         if not self.scale > 0:
             raise ValueError(f"Act.scale is {self.scale}; it must be above 0, since returns are divided by it")
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("states", "actions", "rewards")
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         states, actions, rewards = (np.asarray(field(example, name)) for name in self.columns)

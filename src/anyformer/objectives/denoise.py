@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from anyformer.inputs.long import LongText
+from anyformer.objectives.batches import Record
 from anyformer.objectives.examples import add_ends
-from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
 from anyformer.objectives.vocabulary_info import VocabularyInfo, VocabularyObjective, is_one_of, mask_token
 from anyformer.specs.field_types import OneOrMore
@@ -114,16 +114,14 @@ class DocumentRotation(Noise):
 class Denoise(Rewrite, VocabularyObjective):
     """Apply `noises` in order and reconstruct the text. Default as in BART: permute all sentences, then infill 30 %."""
 
+    packs: ClassVar[bool] = True
+
     noises: tuple[Noise, ...] = (SentencePermutation(), TextInfilling())
 
     def check(self) -> None:
         super().check()
         if not self.noises:
             raise ValueError("Denoise.noises is empty")
-
-    @property
-    def packs(self) -> bool:
-        return True
 
     def reads(self, length: int) -> int:
         return length - 2  # begin and end

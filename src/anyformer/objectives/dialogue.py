@@ -12,9 +12,10 @@ from anyformer.inputs import chat
 from anyformer.inputs.truncation import count_truncated
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, pad_rows, pad_texts
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.examples import array, field
-from anyformer.objectives.objective import PERPLEXITY, Batch, Objective, Record, pad_rows, pad_texts
+from anyformer.objectives.objective import PERPLEXITY, Objective
 from anyformer.specs.field_types import TwoOrMore
 
 
@@ -26,13 +27,10 @@ class Dialogue(Objective, called=("SFT", "instruction tuning", "chat", "supervis
     optional_columns: ClassVar[tuple[str, ...]] = ("tools",)
     command: ClassVar[str] = "chat RUN"
     loss_metrics: ClassVar[tuple[str, ...]] = PERPLEXITY
+    columns: ClassVar[tuple[str, ...]] = ("messages",)
 
     length: TwoOrMore | None = None
     template: str | None = None  # default: the checkpoint's template
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("messages",)
 
     def ready(self, tokenizer: Any) -> Self:
         if tokenizer is None:

@@ -15,16 +15,10 @@ from torch import Tensor, nn
 from anyformer.models import AutoencoderModel, AutoencoderModule, Model
 from anyformer.models.base import TransformerModule
 from anyformer.objectives import latents
+from anyformer.objectives.batches import Batch, Record, scalars
+from anyformer.objectives.heads import forward_to_head, head_of, require_head
 from anyformer.objectives.images import LabelledPictures
-from anyformer.objectives.objective import (
-    Batch,
-    Record,
-    WithFrozenModel,
-    forward_to_head,
-    head_of,
-    require_head,
-    scalars,
-)
+from anyformer.objectives.objective import WithFrozenModel
 from anyformer.parts.diffusion import NoiseModule, NoisyEmbedding
 from anyformer.specs.field_types import Chance
 

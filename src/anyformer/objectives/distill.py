@@ -13,11 +13,13 @@ from torch.utils.checkpoint import checkpoint
 
 from anyformer.kernels.loss import IGNORED, rows_of_chunk
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.choose import Choose
 from anyformer.objectives.classify import Classify
+from anyformer.objectives.heads import forward_to_head, language_head, logits_of
 from anyformer.objectives.masked import Masked
-from anyformer.objectives.objective import Batch, HeadInputs, WithFrozenModel, forward_to_head, language_head, logits_of
+from anyformer.objectives.objective import HeadInputs, WithFrozenModel
 from anyformer.objectives.rewrite import Rewrite
 from anyformer.objectives.tag import Tag
 from anyformer.objectives.wrapper import ObjectiveWrapper
@@ -26,10 +28,7 @@ from anyformer.parts.head.pretraining import PretrainingModule
 from anyformer.specs.field_types import NonNegative, Positive
 
 
-class Distill(
-    ObjectiveWrapper,
-    called=("knowledge distillation", "teacher and student", "KL divergence"),
-):
+class Distill(ObjectiveWrapper, called=("knowledge distillation", "teacher and student", "KL divergence")):
     """`teacher` is the folder or hub id of a model with the same vocabulary (or labels); `of` provides the data and the
     hard targets. The loss has three terms, each a mean times its factor; a term with factor 0 is not computed. The
     defaults are DistilBERT's:

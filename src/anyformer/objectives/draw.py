@@ -19,9 +19,11 @@ from anyformer.kernels.loss import IGNORED
 from anyformer.models import AutoencoderModel, AutoencoderModule, position_limit
 from anyformer.models.base import TransformerModule
 from anyformer.objectives import latents
+from anyformer.objectives.batches import Batch, Record, pad_rows
+from anyformer.objectives.heads import forward_to_head, language_head
 from anyformer.objectives.images import Pictures
 from anyformer.objectives.match import Captioned
-from anyformer.objectives.objective import Batch, Record, WithFrozenModel, forward_to_head, language_head, pad_rows
+from anyformer.objectives.objective import WithFrozenModel
 from anyformer.specs.field_types import NonNegative, TwoOrMore
 
 
@@ -29,11 +31,9 @@ class Reconstruct(Pictures):
     """Column "image". Two terms: the mean squared error of the pixels, and `price` times the mean cost of a code (for
     DALL-E's codes: the KL divergence of their distribution from the uniform one, in nats)."""
 
-    price: NonNegative = 0.02
+    columns: ClassVar[tuple[str, ...]] = ("image",)
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("image",)
+    price: NonNegative = 0.02
 
     def module(self, model: TransformerModule) -> nn.Module:
         if not isinstance(model, AutoencoderModule):
@@ -48,7 +48,7 @@ class Reconstruct(Pictures):
     def losses(self, trained: Any, batch: Batch) -> dict[str, Tensor]:
         pixels = batch["pixel_values"]
         out = trained(pixel_values=pixels)
-        error = (out[trained.spec.says].float() - pixels).square().flatten(1).mean(1).sum()
+        error = (out[trained.spec.output_name].float() - pixels).square().flatten(1).mean(1).sum()
         return {"pixels": error, **({"price": self.price * out["price"].mean(1).sum()} if self.price else {})}
 
 

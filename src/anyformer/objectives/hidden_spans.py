@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from anyformer.inputs.truncation import count_truncated
 from anyformer.models import HiddenSpansModelModule
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, pad_texts
 from anyformer.objectives.examples import encode_pair, texts_of
+from anyformer.objectives.heads import model_inputs
 from anyformer.objectives.images import frames_of, normalize, resizer
-from anyformer.objectives.objective import Batch, Objective, Record, model_inputs, pad_texts
+from anyformer.objectives.objective import Objective
 from anyformer.objectives.recordings import read_samples
 from anyformer.parts.head.losses import Loss
 from anyformer.specs.field_types import Chance, Count
@@ -27,6 +29,9 @@ class HiddenSpans(Objective, called=("MERLOT Reserve",)):
     frame. The sequence contains each frame, followed by its text or its sound, chosen at random. In a fraction `hidden`
     of the segments (at least one), that text or sound is masked, and the model has to identify it among the masked
     texts or sounds of the micro-batch. `places`, `patches` and `segments` must have the model's values."""
+
+    columns: ClassVar[tuple[str, ...]] = ("frames", "audio", "texts")
+    texts: ClassVar[tuple[str, ...]] = ("texts",)
 
     image_size: tuple[int, int]  # height, width
     samples: Count  # per segment
@@ -42,14 +47,6 @@ class HiddenSpans(Objective, called=("MERLOT Reserve",)):
     def check(self) -> None:
         if min(self.image_size) < 1 or len(self.mean) != len(self.std) or len({*self.places}) < 4:
             raise ValueError("HiddenSpans needs an image_size, one mean and std per channel, and four different places")
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("frames", "audio", "texts")
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        return ("texts",)
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         frames, texts = frames_of(example, "frames"), texts_of(example, "texts")

@@ -13,21 +13,11 @@ from torch import Tensor, nn
 
 from anyformer.inputs.image import Images
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, scalars
 from anyformer.objectives.examples import field, label_of
+from anyformer.objectives.heads import head_of, logits_of
 from anyformer.objectives.metrics import LABELS, TWO_LABELS, Metrics
-from anyformer.objectives.objective import (
-    Baseline,
-    Batch,
-    Example,
-    HeadInputs,
-    Objective,
-    Predictions,
-    Predictor,
-    Record,
-    head_of,
-    logits_of,
-    scalars,
-)
+from anyformer.objectives.objective import Baseline, Example, HeadInputs, Objective, Predictions, Predictor
 from anyformer.parts.head.classify import ClassifyModule
 from anyformer.specs.field_types import Chance, Natural
 from anyformer.specs.messages import quote
@@ -99,6 +89,7 @@ class LabelledPictures(Pictures):
     """Columns "image" and "label", which is one of `labels`, by name or index."""
 
     fewest: ClassVar[tuple[int, str]] = (1, "one label")
+    columns: ClassVar[tuple[str, ...]] = ("image", "label")
 
     labels: tuple[str, ...]
 
@@ -107,10 +98,6 @@ class LabelledPictures(Pictures):
         least, words = self.fewest
         if len(self.labels) < least or len(set(self.labels)) < len(self.labels):
             raise ValueError(f"{type(self).__name__}.labels needs at least {words}, all different")
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("image", "label")
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         label = np.asarray(label_of(example, "label", self.labels), np.int64)

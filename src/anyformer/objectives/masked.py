@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from anyformer.inputs.long import LongText
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, pad_rows, pad_texts
 from anyformer.objectives.examples import array, text_of
-from anyformer.objectives.objective import PERPLEXITY, Batch, HeadInputs, Record, language_head, pad_rows, pad_texts
+from anyformer.objectives.heads import language_head
+from anyformer.objectives.objective import PERPLEXITY, HeadInputs
 from anyformer.objectives.vocabulary_info import VocabularyInfo, VocabularyObjective, is_one_of, mask_token
 from anyformer.specs.field_types import Chance, Count, NonNegative, Range
 

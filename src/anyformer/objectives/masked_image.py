@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import nn
 
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record
+from anyformer.objectives.heads import head_of
 from anyformer.objectives.images import Pictures
-from anyformer.objectives.objective import Batch, Record, head_of
 from anyformer.parts.head.image import PixelModule
 from anyformer.specs.field_types import Count
 
@@ -18,6 +20,8 @@ from anyformer.specs.field_types import Count
 class MaskedImage(Pictures, called=("SimMIM", "masked image modelling", "masked image modeling")):
     """Column "image". Each time an image is seen, a random `share` of its squares is masked; a square is
     `unit` x `unit` patches. The loss is the mean absolute error of the masked pixels."""
+
+    columns: ClassVar[tuple[str, ...]] = ("image",)
 
     patch_size: tuple[int, int]  # as in the model
     unit: Count = 1
@@ -29,10 +33,6 @@ class MaskedImage(Pictures, called=("SimMIM", "masked image modelling", "masked 
             raise ValueError(f"MaskedImage: {self.unit} patches of {self.patch_size} do not divide {self.image_size}")
         if not 0 < self.share < 1:
             raise ValueError(f"MaskedImage.share is {self.share}; it must be between 0 and 1")
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("image",)
 
     @property
     def squares(self) -> tuple[int, int]:

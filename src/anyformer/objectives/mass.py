@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from anyformer.inputs.long import LongText
+from anyformer.objectives.batches import Batch, Record, pad_rows
 from anyformer.objectives.examples import add_ends, append_end, array
-from anyformer.objectives.objective import Batch, Record, pad_rows
 from anyformer.objectives.rewrite import Rewrite
 from anyformer.objectives.vocabulary_info import VocabularyInfo, VocabularyObjective, mask_token
 
@@ -19,6 +19,8 @@ class MASS(Rewrite, VocabularyObjective):
     (`random`) a random token, and the rest stay. The decoder reads only the fragment, shifted right behind a mask
     token, at its original positions."""
 
+    packs: ClassVar[bool] = True
+
     rate: float = 0.5
     mask: float = 0.8
     random: float = 0.1
@@ -27,10 +29,6 @@ class MASS(Rewrite, VocabularyObjective):
         super().check()
         if not 0 < self.rate <= 1 or min(self.mask, self.random) < 0 or self.mask + self.random > 1 + 1e-9:
             raise ValueError(f"MASS: rate {self.rate}, mask {self.mask}, random {self.random} must be fractions")
-
-    @property
-    def packs(self) -> bool:
-        return True
 
     def needs(self, known: VocabularyInfo) -> None:
         mask_token(known, "MASS")

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from anyformer.inputs.truncation import count_truncated
 from anyformer.models import TwoTowerModule
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, pad_texts
 from anyformer.objectives.examples import encode_pair, field
+from anyformer.objectives.heads import model_inputs
 from anyformer.objectives.images import Pictures
-from anyformer.objectives.objective import Batch, Record, model_inputs, pad_texts
 from anyformer.specs.field_types import TwoOrMore
 
 
@@ -21,19 +22,14 @@ class Captioned(Pictures):
     """Columns "image" and "text", a text or a list of texts from which one is drawn each time. A text ends with the
     tokenizer's end token and is truncated to `length` tokens."""
 
+    columns: ClassVar[tuple[str, ...]] = ("image", "text")
+    texts: ClassVar[tuple[str, ...]] = ("text",)
+
     length: TwoOrMore = 77
 
     @property
     def truncates(self) -> int | None:
         return self.length
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("image", "text")
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        return ("text",)
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         given = field(example, "text")

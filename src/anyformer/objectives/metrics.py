@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from anyformer.inputs.optional_library import need
+from anyformer.inputs.optional_library import import_optional
 from anyformer.specs.messages import nearest, quote
 
 Values = Sequence[Any]
@@ -26,7 +26,7 @@ Metric = Callable[[Values, Values], float]  # predicted, wanted
 
 
 def _library(module: str, purpose: str) -> Any:
-    return need(module, "metrics", purpose)
+    return import_optional(module, "metrics", purpose)
 
 
 def _function(module: str, name: str) -> Any:

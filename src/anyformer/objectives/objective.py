@@ -18,11 +18,10 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.generation import generate
@@ -30,22 +29,16 @@ from anyformer.generation.defaults import settings_for
 from anyformer.generation.writing import new_tokens
 from anyformer.inputs.long import LongText
 from anyformer.inputs.tokenizer import Tokenizer
-from anyformer.kernels.loss import IGNORED
 from anyformer.models import position_limit
 from anyformer.models.base import TransformerModule
-from anyformer.models.call import Call, HeadInputs
+from anyformer.models.call import HeadInputs
+from anyformer.objectives.batches import Batch, Record, num_labels
 from anyformer.objectives.examples import concatenate, text_of
+from anyformer.objectives.heads import forward_to_head, logits_of, require_head
 from anyformer.objectives.metrics import Metrics
-from anyformer.parts.embedding.text import TextEmbedding
-from anyformer.parts.head.base import HeadModule
-from anyformer.parts.head.language import LMHeadModule
-from anyformer.parts.head.pretraining import PretrainingModule
 from anyformer.specs.part import Part
 
-Record = dict[str, np.ndarray]  # name -> 1-D or 0-D array
-Batch = dict[str, Tensor]
 Example = Mapping[str, Any]  # a raw example: column -> value
-H = TypeVar("H", bound=HeadModule)
 Baseline = Literal["tokens", "labels"]  # whose counts give the loss that a model has to beat
 PERPLEXITY = ("perplexity",)
 LOSS_METRICS = (*PERPLEXITY, "bits_per_byte")  # metrics that follow from the mean loss per token
@@ -282,108 +275,3 @@ class Predictor:
                     text = text.partition(stop)[0]
                 texts[i] = text.strip()
         return texts
-
-
-# -- batches ----------------------------------------------------------------------------------------------------------
-
-
-def pad_rows(rows: Sequence[np.ndarray], value: int | float) -> Tensor:
-    """Stack 1-D arrays into (B, longest), padded on the right with `value`."""
-    width = max(len(row) for row in rows)
-    if all(len(row) == width for row in rows):
-        out = np.stack(rows)
-    else:
-        out = np.full((len(rows), width), value, dtype=rows[0].dtype)
-        for i, row in enumerate(rows):
-            out[i, : len(row)] = row
-    tensor = torch.from_numpy(out)
-    return tensor if tensor.is_floating_point() else tensor.long()
-
-
-def pad_texts(records: Sequence[Record], pad: int) -> Batch:
-    """Return "input_ids", "attention_mask" if rows differ in length, and "token_type_ids" if records have them."""
-    rows = [record["input_ids"] for record in records]
-    batch = {"input_ids": pad_rows(rows, pad)}
-    T = batch["input_ids"].shape[1]
-    lengths = torch.tensor([len(row) for row in rows])
-    if int(lengths.min()) < T:
-        batch["attention_mask"] = (torch.arange(T) < lengths[:, None]).long()
-    if "token_type_ids" in records[0]:
-        batch["token_type_ids"] = pad_rows([record["token_type_ids"] for record in records], 0)
-    return batch
-
-
-def scalars(records: Sequence[Record], name: str) -> Tensor:
-    """Stack 0-D arrays into (B,)."""
-    tensor = torch.from_numpy(np.stack([record[name] for record in records]))
-    return tensor.float() if tensor.is_floating_point() else tensor.long()
-
-
-def num_labels(labels: Tensor) -> float:
-    return float((labels != IGNORED).sum())
-
-
-# -- models -----------------------------------------------------------------------------------------------------------
-
-
-def language_head(model: TransformerModule) -> LMHeadModule:
-    """Return the head that scores the vocabulary."""
-    head = model.head.lm if isinstance(model.head, PretrainingModule) else model.head
-    if not isinstance(head, LMHeadModule):
-        raise ValueError(f"this objective predicts tokens, but the model has {describe_head(model)}")
-    return head
-
-
-def describe_head(model: TransformerModule) -> str:
-    """Return the name of a model's head and of its published class, for messages."""
-    suffix = f" ({model.spec.architecture})" if model.spec.architecture else ""
-    return f"{'no head' if model.head is None else type(model.spec.head).__name__}{suffix}"
-
-
-def model_inputs(model: TransformerModule, batch: Batch) -> dict[str, Any]:
-    """Return the inputs of a batch that the model takes, without segments if it has none. If the head pools the last
-    index of a row, as published, padding moves to the left, or tokens fill the row up to the model's length."""
-    inputs: dict[str, Any] = {name: batch[name] for name in model.inputs if name in batch}
-    embedding = model.spec.embedding
-    if not (isinstance(embedding, TextEmbedding) and embedding.num_segments):
-        inputs.pop("token_type_ids", None)
-    mask = inputs.get("attention_mask")
-    head = model.spec.readers[0].head
-    take = None if head is None or head.pool is None else head.pool.take
-    if take is not None and take.fill_token is not None:
-        ids, token = inputs["input_ids"], take.fill_token
-        ids = ids if mask is None else ids.masked_fill(mask == 0, token)
-        missing = (position_limit(model.spec) or 0) - ids.shape[1]
-        inputs = {**inputs, "input_ids": F.pad(ids, (0, max(missing, 0)), value=token)}
-        inputs.pop("attention_mask", None)
-    elif mask is not None and take is not None and take.pads_left:
-        order = mask.int().argsort(dim=-1, stable=True)
-        moved = {name: inputs[name].gather(-1, order) for name in PER_TOKEN if name in inputs}
-        inputs = {**inputs, **moved}
-    return inputs
-
-
-PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids")
-
-
-def forward_to_head(model: TransformerModule, batch: Batch) -> HeadInputs:
-    """Run the model on a batch up to its head."""
-    return model.hidden_states(Call(model_inputs(model, batch), kernel=model.kernel))
-
-
-def logits_of(model: TransformerModule, states: HeadInputs, name: str = "logits") -> Tensor:
-    """Return the head's logits in fp32."""
-    return require_head(model).answer(states.x, states.ctx, states.inputs)[name].float()
-
-
-def require_head(model: TransformerModule) -> HeadModule:
-    if model.head is None:
-        raise ValueError("this model has no head")
-    return model.head
-
-
-def head_of(model: TransformerModule, kind: type[H], what: str) -> H:
-    if not isinstance(model.head, kind):
-        wanted = f"{kind.__name__.removesuffix('Module')}Head"
-        raise ValueError(f"{what} needs a model with a {wanted}; this one has {describe_head(model)}")
-    return model.head

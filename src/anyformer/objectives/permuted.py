@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from anyformer.inputs.long import LongText
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, pad_rows, pad_texts
 from anyformer.objectives.examples import array
-from anyformer.objectives.objective import PERPLEXITY, Batch, HeadInputs, Record, language_head, pad_rows, pad_texts
+from anyformer.objectives.heads import language_head
+from anyformer.objectives.objective import PERPLEXITY, HeadInputs
 from anyformer.objectives.vocabulary_info import VocabularyObjective, is_one_of
 from anyformer.specs.field_types import Count
 
@@ -27,6 +29,7 @@ class Permuted(VocabularyObjective, called=("PLM", "permutation language modelli
     order and do not see the predicted tokens, whose order is random. Texts are packed into rows."""
 
     loss_metrics: ClassVar[tuple[str, ...]] = PERPLEXITY
+    packs: ClassVar[bool] = True
 
     rate: float = 1 / 6
     longest: Count = 5
@@ -34,10 +37,6 @@ class Permuted(VocabularyObjective, called=("PLM", "permutation language modelli
     def check(self) -> None:
         if not 0 < self.rate < 1:
             raise ValueError(f"Permuted.rate is {self.rate}; it must be between 0 and 1")
-
-    @property
-    def packs(self) -> bool:
-        return True
 
     def ids(self, text: str | LongText, tokenizer: Any) -> Iterator[list[int]]:
         return tokenizer.pieces(text)

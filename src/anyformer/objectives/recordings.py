@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -12,8 +12,10 @@ from anyformer.generation import generate
 from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.inputs.recordings import AudioRecording
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record
 from anyformer.objectives.examples import field, text_of
-from anyformer.objectives.objective import Batch, Example, Objective, Predictions, Predictor, Record, model_inputs
+from anyformer.objectives.heads import model_inputs
+from anyformer.objectives.objective import Example, Objective, Predictions, Predictor
 from anyformer.specs.field_types import Chance, NonNegative
 from anyformer.specs.messages import quote
 
@@ -35,6 +37,8 @@ class Sounds(Objective):
     Each time a recording is seen, its speed and pitch change by a random factor of up to 1 +- `speed` [Ko et al. 2015],
     and white noise of up to `noise` times its loudness is added. The size of a record is its number of samples."""
 
+    columns: ClassVar[tuple[str, ...]] = ("audio",)
+
     rate: int = 16000
     form: Literal["values", "mel", "bank"] = "values"
     channels: int = 80
@@ -46,10 +50,6 @@ class Sounds(Objective):
 
     def check(self) -> None:
         self.processor  # noqa: B018  this checks the other fields
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("audio",)
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from anyformer.kernels.random_bits import mix, normal
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, scalars
 from anyformer.objectives.examples import field
-from anyformer.objectives.objective import Batch, Objective, Record, head_of, scalars
+from anyformer.objectives.heads import head_of
+from anyformer.objectives.objective import Objective
 from anyformer.parts.embedding.regression_pairs import KINDS, PairEmbedding
 from anyformer.parts.head.regression import PairModule
 from anyformer.specs.field_types import Count, NonNegative, Positive
@@ -27,18 +29,13 @@ class Regress(Objective, called=("in-context regression",)):
     `context` pairs before it. With `scale`, functions are smooth instead of linear: samples of a Gaussian process with
     covariance exp(-distance^2 / 2 scale^2), approximated by random Fourier features [Rahimi and Recht 2007]."""
 
+    columns: ClassVar[tuple[str, ...]] = ("number",)
+    draws: ClassVar[bool] = True
+
     width: Count = 5
     context: Count = 40
     noise: NonNegative = 0.5
     scale: Positive | None = None
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("number",)
-
-    @property
-    def draws(self) -> bool:
-        return True
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         return {"number": np.asarray(field(example, "number"), dtype=np.int64)}

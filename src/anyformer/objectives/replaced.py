@@ -14,16 +14,10 @@ from torch import Tensor, nn
 from anyformer.kernels.loss import IGNORED
 from anyformer.models import Model
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, num_labels
+from anyformer.objectives.heads import forward_to_head, language_head, logits_of
 from anyformer.objectives.masked import Masked, masked_loss
-from anyformer.objectives.objective import (
-    Batch,
-    HeadInputs,
-    Record,
-    forward_to_head,
-    language_head,
-    logits_of,
-    num_labels,
-)
+from anyformer.objectives.objective import HeadInputs
 from anyformer.parts.head.losses import binary_loss
 from anyformer.specs.field_types import NonNegative
 

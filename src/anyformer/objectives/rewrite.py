@@ -9,16 +9,9 @@ from torch import Tensor, nn
 
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
-from anyformer.objectives.objective import (
-    PERPLEXITY,
-    Batch,
-    HeadInputs,
-    Objective,
-    Record,
-    language_head,
-    pad_rows,
-    pad_texts,
-)
+from anyformer.objectives.batches import Batch, Record, pad_rows, pad_texts
+from anyformer.objectives.heads import language_head
+from anyformer.objectives.objective import PERPLEXITY, HeadInputs, Objective
 from anyformer.specs.field_types import Chance
 
 

@@ -11,9 +11,11 @@ import numpy as np
 from torch import Tensor, nn
 
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, scalars
 from anyformer.objectives.examples import array, text_of
+from anyformer.objectives.heads import head_of
 from anyformer.objectives.masked import Masked, masked_loss
-from anyformer.objectives.objective import Batch, HeadInputs, Record, head_of, scalars
+from anyformer.objectives.objective import HeadInputs
 from anyformer.objectives.vocabulary_info import VocabularyInfo
 from anyformer.parts.head.losses import class_loss
 from anyformer.parts.head.pretraining import PretrainingModule
@@ -32,18 +34,12 @@ class MaskedAndNext(Masked, called=("NSP", "next sentence prediction")):
 
     command: ClassVar[str] = "run next-sentence RUN TEXT PAIR"
     loss_metrics: ClassVar[tuple[str, ...]] = ()  # the loss has terms that are not per token
+    partners: ClassVar[int] = 1
+    packs: ClassVar[bool] = False
 
     length: Annotated[int, Range(at_least=3)] | None = 512
     short: float = 0.1
     next_rate: float = 0.5
-
-    @property
-    def partners(self) -> int:
-        return 1
-
-    @property
-    def packs(self) -> bool:
-        return False
 
     def check(self) -> None:
         super().check()

@@ -8,13 +8,13 @@ writes:  <extra_id_0> for inviting <extra_id_1> last <extra_id_2>
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from anyformer.inputs.long import LongText
+from anyformer.objectives.batches import Record
 from anyformer.objectives.examples import add_ends
-from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
 from anyformer.objectives.vocabulary_info import VocabularyInfo, VocabularyObjective
 from anyformer.specs.field_types import OneOrMore
@@ -24,6 +24,8 @@ class SpanCorruption(Rewrite, VocabularyObjective, called=("T5 pretraining",)):
     """Replace `rate` of the tokens, in spans of `mean` tokens on average. Rows of text are longer than the model's
     input, so that the corrupted text fills it."""
 
+    packs: ClassVar[bool] = True
+
     rate: float = 0.15
     mean: OneOrMore = 3.0
 
@@ -31,10 +33,6 @@ class SpanCorruption(Rewrite, VocabularyObjective, called=("T5 pretraining",)):
         super().check()
         if not 0 < self.rate < 1:
             raise ValueError(f"SpanCorruption.rate is {self.rate}; it must be between 0 and 1")
-
-    @property
-    def packs(self) -> bool:
-        return True
 
     def needs(self, known: VocabularyInfo) -> None:
         if not known.sentinels:

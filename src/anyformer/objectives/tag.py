@@ -11,19 +11,11 @@ from torch import nn
 
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, pad_rows, pad_texts
 from anyformer.objectives.examples import array, column_name, field, label_number
+from anyformer.objectives.heads import head_of
 from anyformer.objectives.metrics import TAGS, Metrics
-from anyformer.objectives.objective import (
-    Batch,
-    Example,
-    Objective,
-    Predictions,
-    Predictor,
-    Record,
-    head_of,
-    pad_rows,
-    pad_texts,
-)
+from anyformer.objectives.objective import Example, Objective, Predictions, Predictor
 from anyformer.parts.head.tag import TagModule
 from anyformer.specs.messages import quote
 
@@ -37,6 +29,8 @@ class Tag(Objective, called=("NER",)):
     with `every` to all its tokens; other tokens have no label. Words with the tag -100 are ignored."""
 
     command: ClassVar[str] = "run tag RUN TEXT"
+    metrics: ClassVar[Metrics] = TAGS
+    columns: ClassVar[tuple[str, ...]] = ("words", "tags")
 
     labels: tuple[str, ...]
     every: bool = False
@@ -44,14 +38,6 @@ class Tag(Objective, called=("NER",)):
     def check(self) -> None:
         if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
             raise ValueError("Tag.labels needs at least two labels, all different")
-
-    @property
-    def metrics(self) -> Metrics:
-        return TAGS
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("words", "tags")
 
     @property
     def source_fields(self) -> dict[str, Any]:

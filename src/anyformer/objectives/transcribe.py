@@ -10,9 +10,9 @@ from torch import nn
 from anyformer.generation.defaults import settings_for
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, pad_rows
 from anyformer.objectives.examples import concatenate, text_of
 from anyformer.objectives.metrics import TRANSCRIPTS, Metrics
-from anyformer.objectives.objective import Batch, Record, pad_rows
 from anyformer.objectives.recordings import Sounds
 from anyformer.objectives.rewrite import Rewrite
 
@@ -22,20 +22,14 @@ class Transcribe(Sounds, Rewrite, called=("Whisper", "speech to text")):
     "<|en|><|transcribe|><|notimestamps|>"), the text and the end token. The size of a record is their length."""
 
     command: ClassVar[str] = "run transcribe RUN FILE"
+    metrics: ClassVar[Metrics] = TRANSCRIPTS
+    columns: ClassVar[tuple[str, ...]] = ("audio", "text")
 
     prompt: str = ""
 
     def check(self) -> None:
         Sounds.check(self)
         Rewrite.check(self)
-
-    @property
-    def metrics(self) -> Metrics:
-        return TRANSCRIPTS
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("audio", "text")
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         if tokenizer.eos_token_id is None:

@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyformer.inputs.truncation import count_truncated
+from anyformer.objectives.batches import Record
 from anyformer.objectives.examples import append_end, column_name, concatenate, texts_of, token_ids
 from anyformer.objectives.metrics import TEXTS, Metrics
-from anyformer.objectives.objective import LOSS_METRICS, Example, Predictions, Predictor, Record
+from anyformer.objectives.objective import LOSS_METRICS, Example, Predictions, Predictor
 from anyformer.objectives.rewrite import Rewrite
 from anyformer.specs.field_types import Chance, TwoOrMore
 from anyformer.specs.messages import quote
@@ -26,6 +27,8 @@ class Translate(Rewrite, called=("seq2seq", "summarize", "machine translation", 
 
     command: ClassVar[str] = "run translate RUN TEXT"
     loss_metrics: ClassVar[tuple[str, ...]] = LOSS_METRICS
+    metrics: ClassVar[Metrics] = TEXTS
+    columns: ClassVar[tuple[str, ...]] = ("source", "target")
 
     smoothing: Chance = 0.1  # label smoothing
     prefix: str = ""
@@ -35,16 +38,8 @@ class Translate(Rewrite, called=("seq2seq", "summarize", "machine translation", 
     target_length: TwoOrMore | None = None
 
     @property
-    def metrics(self) -> Metrics:
-        return TEXTS
-
-    @property
     def truncates(self) -> int | None:
         return self.length
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("source", "target")
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         if tokenizer.languages and not self.target_language:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from anyformer.models import ThreeTowerModule
 from anyformer.models.base import TransformerModule
+from anyformer.objectives.batches import Batch, Record, pad_rows, pad_texts
 from anyformer.objectives.examples import texts_of
+from anyformer.objectives.heads import model_inputs
 from anyformer.objectives.images import frames_of, normalize, resizer
 from anyformer.objectives.match import caption
-from anyformer.objectives.objective import Batch, Objective, Record, model_inputs, pad_rows, pad_texts
+from anyformer.objectives.objective import Objective
 from anyformer.objectives.recordings import read_samples
 from anyformer.parts.head.losses import Loss
 from anyformer.specs.field_types import Count, TwoOrMore
@@ -24,6 +26,9 @@ class MatchVideo(Objective, called=("VATT", "MIL-NCE")):
     """Columns "video" (a list of images), "audio" (see `Sounds`) and "text", a text or a list of texts that are spoken
     near the clip, from which `candidates` are drawn each time. `frames` evenly spaced frames of a video are used. The
     negatives are the other examples of the same micro-batch on the same device."""
+
+    columns: ClassVar[tuple[str, ...]] = ("video", "audio", "text")
+    texts: ClassVar[tuple[str, ...]] = ("text",)
 
     image_size: tuple[int, int]  # height, width
     frames: Count
@@ -36,14 +41,6 @@ class MatchVideo(Objective, called=("VATT", "MIL-NCE")):
     def check(self) -> None:
         if min(self.image_size) < 1 or len(self.mean) != len(self.std):
             raise ValueError("MatchVideo needs a positive image_size, and one mean and std per channel")
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("video", "audio", "text")
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        return ("text",)
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         frames, images = frames_of(example, "video"), resizer(self.image_size, len(self.mean))

@@ -10,7 +10,8 @@ from torch import nn
 
 from anyformer.inputs.long import LongText
 from anyformer.models.base import TransformerModule
-from anyformer.objectives.objective import Batch, Objective, Record
+from anyformer.objectives.batches import Batch, Record
+from anyformer.objectives.objective import Objective
 
 
 class ObjectiveWrapper(Objective):

@@ -1,61 +1,24 @@
 # Written by `python -m anyformer.cli.listing`.
-# ruff: noqa: I001
+# ruff: noqa: E501, I001
+# fmt: off
 
-from anyformer.data.captions import Captions as Captions
-from anyformer.data.captions import Worded as Worded
+from anyformer.data.captions import Captions as Captions, Worded as Worded
 from anyformer.data.episodes import Episodes as Episodes
-from anyformer.data.media import Folder as Folder
-from anyformer.data.media import ImageFolder as ImageFolder
-from anyformer.data.media import JoinedRecordings as JoinedRecordings
-from anyformer.data.media import Recordings as Recordings
-from anyformer.data.media import SoundFolder as SoundFolder
-from anyformer.data.mixture import Mixture as Mixture
-from anyformer.data.mixture import Share as Share
-from anyformer.data.mixture import TextToText as TextToText
+from anyformer.data.media import Folder as Folder, ImageFolder as ImageFolder, JoinedRecordings as JoinedRecordings, Recordings as Recordings, SoundFolder as SoundFolder
+from anyformer.data.mixture import Mixture as Mixture, Share as Share, TextToText as TextToText
 from anyformer.data.prepare import Data as Data
-from anyformer.data.source import Beside as Beside
-from anyformer.data.source import Files as Files
-from anyformer.data.source import First as First
-from anyformer.data.source import Held as Held
-from anyformer.data.source import Numbers as Numbers
-from anyformer.data.source import Source as Source
-from anyformer.data.source import Subset as Subset
-from anyformer.data.source import Where as Where
-from anyformer.data.table import Arrays as Arrays
-from anyformer.data.table import CSV as CSV
-from anyformer.data.table import HFDataset as HFDataset
-from anyformer.data.table import IDX as IDX
-from anyformer.data.table import JSONLines as JSONLines
-from anyformer.data.table import Parquet as Parquet
-from anyformer.data.table import SQuAD as SQuAD
-from anyformer.data.table import TSV as TSV
-from anyformer.data.text_files import Columns as Columns
-from anyformer.data.text_files import ParallelText as ParallelText
-from anyformer.data.text_files import PythonDocs as PythonDocs
-from anyformer.data.text_files import TextFiles as TextFiles
-from anyformer.data.vocabulary import BuiltVocabulary as BuiltVocabulary
-from anyformer.data.vocabulary import Bytes as Bytes
-from anyformer.data.vocabulary import PieceVocabulary as PieceVocabulary
-from anyformer.data.vocabulary import Stored as Stored
-from anyformer.data.vocabulary import TrainedBPE as TrainedBPE
-from anyformer.data.vocabulary import TrainedUnigram as TrainedUnigram
-from anyformer.data.vocabulary import TrainedWordPiece as TrainedWordPiece
-from anyformer.data.vocabulary import Vocabulary as Vocabulary
-from anyformer.data.vocabulary import Words as Words
+from anyformer.data.source import Beside as Beside, Files as Files, First as First, Held as Held, Numbers as Numbers, Source as Source, Subset as Subset, Where as Where
+from anyformer.data.table import Arrays as Arrays, CSV as CSV, HFDataset as HFDataset, IDX as IDX, JSONLines as JSONLines, Parquet as Parquet, SQuAD as SQuAD, TSV as TSV
+from anyformer.data.text_files import Columns as Columns, ParallelText as ParallelText, PythonDocs as PythonDocs, TextFiles as TextFiles
+from anyformer.data.vocabulary import BuiltVocabulary as BuiltVocabulary, Bytes as Bytes, PieceVocabulary as PieceVocabulary, Stored as Stored, TrainedBPE as TrainedBPE, TrainedUnigram as TrainedUnigram, TrainedWordPiece as TrainedWordPiece, Vocabulary as Vocabulary, Words as Words
 from anyformer.inputs.image import Images as Images
 from anyformer.models.autoencoder import AutoencoderModel as AutoencoderModel
-from anyformer.models.decoder_with_towers import Tower as Tower
-from anyformer.models.decoder_with_towers import TowerDecoderModel as TowerDecoderModel
-from anyformer.models.decoder_with_towers import TowerEncoderModel as TowerEncoderModel
-from anyformer.models.decoder_with_towers import TowerInputModel as TowerInputModel
+from anyformer.models.decoder_with_towers import Tower as Tower, TowerDecoderModel as TowerDecoderModel, TowerEncoderModel as TowerEncoderModel, TowerInputModel as TowerInputModel
 from anyformer.models.encoder_decoder import EncoderDecoderModel as EncoderDecoderModel
 from anyformer.models.hidden_spans import HiddenSpansModel as HiddenSpansModel
 from anyformer.models.model import Model as Model
-from anyformer.models.single_stack import DecoderModel as DecoderModel
-from anyformer.models.single_stack import EncoderModel as EncoderModel
-from anyformer.models.towers import ThreeTowerModel as ThreeTowerModel
-from anyformer.models.towers import TowersModel as TowersModel
-from anyformer.models.towers import TwoTowerModel as TwoTowerModel
+from anyformer.models.single_stack import DecoderModel as DecoderModel, EncoderModel as EncoderModel
+from anyformer.models.towers import ThreeTowerModel as ThreeTowerModel, TowersModel as TowersModel, TwoTowerModel as TwoTowerModel
 from anyformer.objectives.answer import Answer as Answer
 from anyformer.objectives.auxiliary import Auxiliary as Auxiliary
 from anyformer.objectives.causal import NextToken as NextToken
@@ -64,27 +27,17 @@ from anyformer.objectives.classify import Classify as Classify
 from anyformer.objectives.contrast import Contrast as Contrast
 from anyformer.objectives.ctc import CTC as CTC
 from anyformer.objectives.decision import Act as Act
-from anyformer.objectives.denoise import Denoise as Denoise
-from anyformer.objectives.denoise import DocumentRotation as DocumentRotation
-from anyformer.objectives.denoise import Noise as Noise
-from anyformer.objectives.denoise import SentencePermutation as SentencePermutation
-from anyformer.objectives.denoise import TextInfilling as TextInfilling
-from anyformer.objectives.denoise import TokenDeletion as TokenDeletion
-from anyformer.objectives.denoise import TokenMasking as TokenMasking
+from anyformer.objectives.denoise import Denoise as Denoise, DocumentRotation as DocumentRotation, Noise as Noise, SentencePermutation as SentencePermutation, TextInfilling as TextInfilling, TokenDeletion as TokenDeletion, TokenMasking as TokenMasking
 from anyformer.objectives.dialogue import Dialogue as Dialogue
 from anyformer.objectives.diffuse import Diffuse as Diffuse
 from anyformer.objectives.distill import Distill as Distill
-from anyformer.objectives.draw import NextImageToken as NextImageToken
-from anyformer.objectives.draw import Reconstruct as Reconstruct
+from anyformer.objectives.draw import NextImageToken as NextImageToken, Reconstruct as Reconstruct
 from anyformer.objectives.hidden_spans import HiddenSpans as HiddenSpans
-from anyformer.objectives.images import ClassifyImage as ClassifyImage
-from anyformer.objectives.images import LabelledPictures as LabelledPictures
-from anyformer.objectives.images import Pictures as Pictures
+from anyformer.objectives.images import ClassifyImage as ClassifyImage, LabelledPictures as LabelledPictures, Pictures as Pictures
 from anyformer.objectives.masked import Masked as Masked
 from anyformer.objectives.masked_image import MaskedImage as MaskedImage
 from anyformer.objectives.mass import MASS as MASS
-from anyformer.objectives.match import Captioned as Captioned
-from anyformer.objectives.match import MatchImage as MatchImage
+from anyformer.objectives.match import Captioned as Captioned, MatchImage as MatchImage
 from anyformer.objectives.objective import Objective as Objective
 from anyformer.objectives.permuted import Permuted as Permuted
 from anyformer.objectives.recordings import Sounds as Sounds
@@ -97,351 +50,146 @@ from anyformer.objectives.tag import Tag as Tag
 from anyformer.objectives.transcribe import Transcribe as Transcribe
 from anyformer.objectives.translate import Translate as Translate
 from anyformer.objectives.video import MatchVideo as MatchVideo
-from anyformer.objectives.vocabulary_info import VocabularyInfo as VocabularyInfo
-from anyformer.objectives.vocabulary_info import VocabularyObjective as VocabularyObjective
+from anyformer.objectives.vocabulary_info import VocabularyInfo as VocabularyInfo, VocabularyObjective as VocabularyObjective
 from anyformer.objectives.wrapper import ObjectiveWrapper as ObjectiveWrapper
 from anyformer.parts.attention.attention import Attention as Attention
 from anyformer.parts.attention.bahdanau import AdditiveAttention as AdditiveAttention
 from anyformer.parts.attention.big_bird import BlockSparseAttention as BlockSparseAttention
 from anyformer.parts.attention.deberta import DebertaAttention as DebertaAttention
 from anyformer.parts.attention.latent import LatentAttention as LatentAttention
-from anyformer.parts.attention.linear import EluFeatures as EluFeatures
-from anyformer.parts.attention.linear import Features as Features
-from anyformer.parts.attention.linear import LinearAttention as LinearAttention
-from anyformer.parts.attention.linear import LinformerAttention as LinformerAttention
-from anyformer.parts.attention.linear import OrthogonalRows as OrthogonalRows
-from anyformer.parts.attention.linear import Projections as Projections
-from anyformer.parts.attention.linear import RandomFeatures as RandomFeatures
-from anyformer.parts.attention.linear import SoftmaxFeatures as SoftmaxFeatures
+from anyformer.parts.attention.linear import EluFeatures as EluFeatures, Features as Features, LinearAttention as LinearAttention, LinformerAttention as LinformerAttention, OrthogonalRows as OrthogonalRows, Projections as Projections, RandomFeatures as RandomFeatures, SoftmaxFeatures as SoftmaxFeatures
 from anyformer.parts.attention.local_chunks import ChunkAttention as ChunkAttention
 from anyformer.parts.attention.longformer import LocalAttention as LocalAttention
-from anyformer.parts.attention.lsh import InChunks as InChunks
-from anyformer.parts.attention.lsh import LSHAttention as LSHAttention
-from anyformer.parts.attention.memory_compressed import BlockAttention as BlockAttention
-from anyformer.parts.attention.memory_compressed import CompressedAttention as CompressedAttention
+from anyformer.parts.attention.lsh import InChunks as InChunks, LSHAttention as LSHAttention
+from anyformer.parts.attention.memory_compressed import BlockAttention as BlockAttention, CompressedAttention as CompressedAttention
 from anyformer.parts.attention.nystrom import NystromAttention as NystromAttention
 from anyformer.parts.attention.poolingformer import PoolingAttention as PoolingAttention
 from anyformer.parts.attention.routing import RoutingAttention as RoutingAttention
-from anyformer.parts.attention.scores import Entmax as Entmax
-from anyformer.parts.attention.scores import HeadMixing as HeadMixing
-from anyformer.parts.attention.scores import LearnedScale as LearnedScale
-from anyformer.parts.attention.scores import Normalizer as Normalizer
-from anyformer.parts.attention.scores import PointwiseChange as PointwiseChange
-from anyformer.parts.attention.scores import QueryChange as QueryChange
-from anyformer.parts.attention.scores import ScaleByLayer as ScaleByLayer
-from anyformer.parts.attention.scores import ScoreChange as ScoreChange
-from anyformer.parts.attention.scores import Sinks as Sinks
-from anyformer.parts.attention.scores import SoftCap as SoftCap
-from anyformer.parts.attention.scores import Softmax as Softmax
-from anyformer.parts.attention.scores import Sparsemax as Sparsemax
-from anyformer.parts.attention.scores import TalkingHeads as TalkingHeads
-from anyformer.parts.attention.set_transformer import InducedAttention as InducedAttention
-from anyformer.parts.attention.set_transformer import LunaAttention as LunaAttention
-from anyformer.parts.attention.set_transformer import Seeds as Seeds
+from anyformer.parts.attention.scores import Entmax as Entmax, HeadMixing as HeadMixing, LearnedScale as LearnedScale, Normalizer as Normalizer, PointwiseChange as PointwiseChange, QueryChange as QueryChange, ScaleByLayer as ScaleByLayer, ScoreChange as ScoreChange, Sinks as Sinks, SoftCap as SoftCap, Softmax as Softmax, Sparsemax as Sparsemax, TalkingHeads as TalkingHeads
+from anyformer.parts.attention.set_transformer import InducedAttention as InducedAttention, LunaAttention as LunaAttention, Seeds as Seeds
 from anyformer.parts.attention.sinkhorn import SinkhornAttention as SinkhornAttention
 from anyformer.parts.attention.synthesizer import Synthesizer as Synthesizer
 from anyformer.parts.attention.token_learner import TokenLearner as TokenLearner
 from anyformer.parts.attention.transformer_xl import RecurrentAttention as RecurrentAttention
 from anyformer.parts.attention.transparent import TransparentAttention as TransparentAttention
 from anyformer.parts.attention.weighted_transformer import BranchedAttention as BranchedAttention
-from anyformer.parts.base import AbsolutePosition as AbsolutePosition
-from anyformer.parts.base import Embedding as Embedding
-from anyformer.parts.condition import AdaptiveNorm as AdaptiveNorm
-from anyformer.parts.condition import Gated as Gated
-from anyformer.parts.condition import StepAndLabel as StepAndLabel
+from anyformer.parts.base import AbsolutePosition as AbsolutePosition, Embedding as Embedding
+from anyformer.parts.condition import AdaptiveNorm as AdaptiveNorm, Gated as Gated, StepAndLabel as StepAndLabel
 from anyformer.parts.convolution.conformer import ConvolutionModule as ConvolutionModule
-from anyformer.parts.convolution.tokens import BranchedConvolution as BranchedConvolution
-from anyformer.parts.convolution.tokens import Convolved as Convolved
-from anyformer.parts.convolution.tokens import Convolving as Convolving
-from anyformer.parts.convolution.tokens import Gate as Gate
-from anyformer.parts.convolution.tokens import LightweightConvolution as LightweightConvolution
-from anyformer.parts.convolution.tokens import TokenConvolution as TokenConvolution
-from anyformer.parts.diffusion import NoiseHead as NoiseHead
-from anyformer.parts.diffusion import NoiseSchedule as NoiseSchedule
-from anyformer.parts.diffusion import NoisyEmbedding as NoisyEmbedding
+from anyformer.parts.convolution.tokens import BranchedConvolution as BranchedConvolution, Convolved as Convolved, Convolving as Convolving, Gate as Gate, LightweightConvolution as LightweightConvolution, TokenConvolution as TokenConvolution
+from anyformer.parts.diffusion import NoiseHead as NoiseHead, NoiseSchedule as NoiseSchedule, NoisyEmbedding as NoisyEmbedding
 from anyformer.parts.embedding.adaptive import AdaptiveTokens as AdaptiveTokens
-from anyformer.parts.embedding.autoencoder import ConvEmbedding as ConvEmbedding
-from anyformer.parts.embedding.autoencoder import KLEmbedding as KLEmbedding
-from anyformer.parts.embedding.block_text import BlockTextEmbedding as BlockTextEmbedding
-from anyformer.parts.embedding.block_text import TextOnly as TextOnly
+from anyformer.parts.embedding.autoencoder import ConvEmbedding as ConvEmbedding, KLEmbedding as KLEmbedding
+from anyformer.parts.embedding.block_text import BlockTextEmbedding as BlockTextEmbedding, TextOnly as TextOnly
 from anyformer.parts.embedding.charformer import SubwordBlocks as SubwordBlocks
-from anyformer.parts.embedding.convolution import ConvolutionEmbedding as ConvolutionEmbedding
-from anyformer.parts.embedding.convolution import GridEmbedding as GridEmbedding
+from anyformer.parts.embedding.convolution import ConvolutionEmbedding as ConvolutionEmbedding, GridEmbedding as GridEmbedding
 from anyformer.parts.embedding.global_text import GlobalTextEmbedding as GlobalTextEmbedding
-from anyformer.parts.embedding.labelled_text import LanguageText as LanguageText
-from anyformer.parts.embedding.labelled_text import TaskText as TaskText
-from anyformer.parts.embedding.padded_text import HiddenTokenText as HiddenTokenText
-from anyformer.parts.embedding.padded_text import XLMText as XLMText
-from anyformer.parts.embedding.padded_text import ZeroedPaddingText as ZeroedPaddingText
-from anyformer.parts.embedding.patches import PatchEmbedding as PatchEmbedding
-from anyformer.parts.embedding.patches import VideoEmbedding as VideoEmbedding
+from anyformer.parts.embedding.labelled_text import LanguageText as LanguageText, TaskText as TaskText
+from anyformer.parts.embedding.padded_text import HiddenTokenText as HiddenTokenText, XLMText as XLMText, ZeroedPaddingText as ZeroedPaddingText
+from anyformer.parts.embedding.patches import PatchEmbedding as PatchEmbedding, VideoEmbedding as VideoEmbedding
 from anyformer.parts.embedding.permuted_text import OrderedText as OrderedText
 from anyformer.parts.embedding.prefix import PrefixTokens as PrefixTokens
 from anyformer.parts.embedding.regression_pairs import PairEmbedding as PairEmbedding
 from anyformer.parts.embedding.scaled_tokens import ScaledTokens as ScaledTokens
-from anyformer.parts.embedding.segment_ids import IgnoredSegments as IgnoredSegments
-from anyformer.parts.embedding.segment_ids import SegmentIds as SegmentIds
-from anyformer.parts.embedding.segment_ids import TokenSegments as TokenSegments
+from anyformer.parts.embedding.segment_ids import IgnoredSegments as IgnoredSegments, SegmentIds as SegmentIds, TokenSegments as TokenSegments
 from anyformer.parts.embedding.segments import SegmentedText as SegmentedText
 from anyformer.parts.embedding.spare_table import SpareTableTokens as SpareTableTokens
 from anyformer.parts.embedding.spec_augment import SpecAugment as SpecAugment
 from anyformer.parts.embedding.spectrogram import SpectrogramEmbedding as SpectrogramEmbedding
 from anyformer.parts.embedding.subsampling import SubsampledSpectrogram as SubsampledSpectrogram
-from anyformer.parts.embedding.text import TextEmbedding as TextEmbedding
-from anyformer.parts.embedding.text import Tokens as Tokens
+from anyformer.parts.embedding.text import TextEmbedding as TextEmbedding, Tokens as Tokens
 from anyformer.parts.embedding.trajectory import TrajectoryEmbedding as TrajectoryEmbedding
 from anyformer.parts.embedding.vectors import Vectors as Vectors
-from anyformer.parts.embedding.waveform import ConvolutionStem as ConvolutionStem
-from anyformer.parts.embedding.waveform import SegmentEmbedding as SegmentEmbedding
-from anyformer.parts.embedding.waveform import WaveformEmbedding as WaveformEmbedding
-from anyformer.parts.feedforward.balance import Balance as Balance
-from anyformer.parts.feedforward.balance import EntropyBalance as EntropyBalance
-from anyformer.parts.feedforward.balance import PooledBalance as PooledBalance
-from anyformer.parts.feedforward.balance import SwitchBalance as SwitchBalance
-from anyformer.parts.feedforward.balance import VariationBalance as VariationBalance
+from anyformer.parts.embedding.waveform import ConvolutionStem as ConvolutionStem, SegmentEmbedding as SegmentEmbedding, WaveformEmbedding as WaveformEmbedding
+from anyformer.parts.feedforward.balance import Balance as Balance, EntropyBalance as EntropyBalance, PooledBalance as PooledBalance, SwitchBalance as SwitchBalance, VariationBalance as VariationBalance
 from anyformer.parts.feedforward.base import FeedForward as FeedForward
 from anyformer.parts.feedforward.clamped_mlp import ClampedGatedMLP as ClampedGatedMLP
-from anyformer.parts.feedforward.mlp import GatedMLP as GatedMLP
-from anyformer.parts.feedforward.mlp import MLP as MLP
+from anyformer.parts.feedforward.mlp import GatedMLP as GatedMLP, MLP as MLP
 from anyformer.parts.feedforward.moe import MoE as MoE
 from anyformer.parts.feedforward.product_keys import ProductKeyMemory as ProductKeyMemory
-from anyformer.parts.feedforward.routers import GShard as GShard
-from anyformer.parts.feedforward.routers import NoisyTopK as NoisyTopK
-from anyformer.parts.feedforward.routers import Router as Router
-from anyformer.parts.feedforward.routers import Switch as Switch
-from anyformer.parts.feedforward.routers import TopK as TopK
+from anyformer.parts.feedforward.routers import GShard as GShard, NoisyTopK as NoisyTopK, Router as Router, Switch as Switch, TopK as TopK
 from anyformer.parts.grid.autoencoder_kl import KLDecoder as KLDecoder
-from anyformer.parts.grid.convolution import Convolution as Convolution
-from anyformer.parts.grid.convolution import Convolutions as Convolutions
-from anyformer.parts.grid.convolution import GridLayer as GridLayer
-from anyformer.parts.grid.convolution import LayersDown as LayersDown
-from anyformer.parts.grid.convolution import OpLayer as OpLayer
-from anyformer.parts.grid.convolution import ResidualDown as ResidualDown
-from anyformer.parts.grid.dvae import ConvDecoder as ConvDecoder
-from anyformer.parts.grid.dvae import GaussianLatent as GaussianLatent
-from anyformer.parts.grid.dvae import GumbelCodes as GumbelCodes
-from anyformer.parts.grid.dvae import ImageDecoder as ImageDecoder
-from anyformer.parts.grid.dvae import Latent as Latent
-from anyformer.parts.grid.dvae import RoundedCodes as RoundedCodes
+from anyformer.parts.grid.convolution import Convolution as Convolution, Convolutions as Convolutions, GridLayer as GridLayer, LayersDown as LayersDown, OpLayer as OpLayer, ResidualDown as ResidualDown
+from anyformer.parts.grid.dvae import ConvDecoder as ConvDecoder, GaussianLatent as GaussianLatent, GumbelCodes as GumbelCodes, ImageDecoder as ImageDecoder, Latent as Latent, RoundedCodes as RoundedCodes
 from anyformer.parts.grid.halo import HaloAttention as HaloAttention
 from anyformer.parts.grid.local_relation import LocalRelation as LocalRelation
-from anyformer.parts.grid.merge import Down as Down
-from anyformer.parts.grid.merge import Merge as Merge
-from anyformer.parts.grid.non_local import CrissCross as CrissCross
-from anyformer.parts.grid.non_local import NonLocal as NonLocal
-from anyformer.parts.grid.pooled_attention import GridPool as GridPool
-from anyformer.parts.grid.pooled_attention import PooledAttention as PooledAttention
-from anyformer.parts.grid.pooled_attention import Skip as Skip
+from anyformer.parts.grid.merge import Down as Down, Merge as Merge
+from anyformer.parts.grid.non_local import CrissCross as CrissCross, NonLocal as NonLocal
+from anyformer.parts.grid.pooled_attention import GridPool as GridPool, PooledAttention as PooledAttention, Skip as Skip
 from anyformer.parts.grid.windows import Windows as Windows
 from anyformer.parts.halve import Halve as Halve
-from anyformer.parts.head.adaptive import AdaptiveHead as AdaptiveHead
-from anyformer.parts.head.adaptive import MixtureHead as MixtureHead
+from anyformer.parts.head.adaptive import AdaptiveHead as AdaptiveHead, MixtureHead as MixtureHead
 from anyformer.parts.head.attention_pool import AttentionPool as AttentionPool
-from anyformer.parts.head.base import Head as Head
-from anyformer.parts.head.base import Transform as Transform
+from anyformer.parts.head.base import Head as Head, Transform as Transform
 from anyformer.parts.head.capped import CappedHead as CappedHead
 from anyformer.parts.head.class_and_patches import ClassAndPatchesHead as ClassAndPatchesHead
-from anyformer.parts.head.classify import ClassifyHead as ClassifyHead
-from anyformer.parts.head.classify import MultipleChoiceHead as MultipleChoiceHead
-from anyformer.parts.head.classify import PooledOutput as PooledOutput
-from anyformer.parts.head.contrastive import ContrastHead as ContrastHead
-from anyformer.parts.head.contrastive import Quantizer as Quantizer
+from anyformer.parts.head.classify import ClassifyHead as ClassifyHead, MultipleChoiceHead as MultipleChoiceHead, PooledOutput as PooledOutput
+from anyformer.parts.head.contrastive import ContrastHead as ContrastHead, Quantizer as Quantizer
 from anyformer.parts.head.ctc import CTCHead as CTCHead
-from anyformer.parts.head.double import DoubleHead as DoubleHead
-from anyformer.parts.head.double import Summary as Summary
+from anyformer.parts.head.double import DoubleHead as DoubleHead, Summary as Summary
 from anyformer.parts.head.frames import RealOutput as RealOutput
-from anyformer.parts.head.image import DistilledHead as DistilledHead
-from anyformer.parts.head.image import ImageOutput as ImageOutput
-from anyformer.parts.head.image import PixelHead as PixelHead
-from anyformer.parts.head.language import LMHead as LMHead
-from anyformer.parts.head.language import VocabularyOutput as VocabularyOutput
-from anyformer.parts.head.language_kinds import OffsetLMHead as OffsetLMHead
-from anyformer.parts.head.language_kinds import OwnVocabularyHead as OwnVocabularyHead
-from anyformer.parts.head.language_kinds import OwnVocabularyOffsetHead as OwnVocabularyOffsetHead
+from anyformer.parts.head.image import DistilledHead as DistilledHead, ImageOutput as ImageOutput, PixelHead as PixelHead
+from anyformer.parts.head.language import LMHead as LMHead, VocabularyOutput as VocabularyOutput
+from anyformer.parts.head.language_kinds import OffsetLMHead as OffsetLMHead, OwnVocabularyHead as OwnVocabularyHead, OwnVocabularyOffsetHead as OwnVocabularyOffsetHead
 from anyformer.parts.head.likely_spans import LikelySpans as LikelySpans
 from anyformer.parts.head.pool import Pool as Pool
-from anyformer.parts.head.pooling import FirstOccurrence as FirstOccurrence
-from anyformer.parts.head.pooling import FirstToken as FirstToken
-from anyformer.parts.head.pooling import HighestId as HighestId
-from anyformer.parts.head.pooling import LastColumn as LastColumn
-from anyformer.parts.head.pooling import LastOccurrence as LastOccurrence
-from anyformer.parts.head.pooling import LastToken as LastToken
-from anyformer.parts.head.pooling import MeanColumns as MeanColumns
-from anyformer.parts.head.pooling import MeanTokens as MeanTokens
-from anyformer.parts.head.pooling import Pooling as Pooling
-from anyformer.parts.head.pooling import SeedPool as SeedPool
-from anyformer.parts.head.prediction import PredictionPool as PredictionPool
-from anyformer.parts.head.prediction import PredictionSpanHead as PredictionSpanHead
-from anyformer.parts.head.prediction import PredictionTagHead as PredictionTagHead
-from anyformer.parts.head.prediction import PredictionTransform as PredictionTransform
-from anyformer.parts.head.pretraining import NextSentenceHead as NextSentenceHead
-from anyformer.parts.head.pretraining import PretrainingHead as PretrainingHead
-from anyformer.parts.head.pretraining import SentenceOrderHead as SentenceOrderHead
+from anyformer.parts.head.pooling import FirstOccurrence as FirstOccurrence, FirstToken as FirstToken, HighestId as HighestId, LastColumn as LastColumn, LastOccurrence as LastOccurrence, LastToken as LastToken, MeanColumns as MeanColumns, MeanTokens as MeanTokens, Pooling as Pooling, SeedPool as SeedPool
+from anyformer.parts.head.prediction import PredictionPool as PredictionPool, PredictionSpanHead as PredictionSpanHead, PredictionTagHead as PredictionTagHead, PredictionTransform as PredictionTransform
+from anyformer.parts.head.pretraining import NextSentenceHead as NextSentenceHead, PretrainingHead as PretrainingHead, SentenceOrderHead as SentenceOrderHead
 from anyformer.parts.head.question_span import QuestionHead as QuestionHead
 from anyformer.parts.head.regression import PairHead as PairHead
 from anyformer.parts.head.replaced_tokens import DetectHead as DetectHead
-from anyformer.parts.head.sigmoid import PooledVector as PooledVector
-from anyformer.parts.head.sigmoid import SigmoidSimilarityHead as SigmoidSimilarityHead
-from anyformer.parts.head.similarity import HiddenSpansHead as HiddenSpansHead
-from anyformer.parts.head.similarity import ProjectionHead as ProjectionHead
-from anyformer.parts.head.similarity import SimilarityHead as SimilarityHead
-from anyformer.parts.head.similarity import SpacesHead as SpacesHead
+from anyformer.parts.head.sigmoid import PooledVector as PooledVector, SigmoidSimilarityHead as SigmoidSimilarityHead
+from anyformer.parts.head.similarity import HiddenSpansHead as HiddenSpansHead, ProjectionHead as ProjectionHead, SimilarityHead as SimilarityHead, SpacesHead as SpacesHead
 from anyformer.parts.head.span import SpanHead as SpanHead
 from anyformer.parts.head.sparse import SparseHead as SparseHead
-from anyformer.parts.head.speech import ConvolutionAdapter as ConvolutionAdapter
-from anyformer.parts.head.speech import FrameHead as FrameHead
-from anyformer.parts.head.speech import SpeechNeck as SpeechNeck
-from anyformer.parts.head.speech import SpeechOutput as SpeechOutput
+from anyformer.parts.head.speech import ConvolutionAdapter as ConvolutionAdapter, FrameHead as FrameHead, SpeechNeck as SpeechNeck, SpeechOutput as SpeechOutput
 from anyformer.parts.head.tag import TagHead as TagHead
 from anyformer.parts.head.trajectory import TrajectoryHead as TrajectoryHead
 from anyformer.parts.head.xvector import XVectorHead as XVectorHead
-from anyformer.parts.init import Initializer as Initializer
-from anyformer.parts.init import Kaiming as Kaiming
-from anyformer.parts.init import Normal as Normal
-from anyformer.parts.init import Uniform as Uniform
-from anyformer.parts.init import Value as Value
-from anyformer.parts.init import Xavier as Xavier
+from anyformer.parts.init import Initializer as Initializer, Kaiming as Kaiming, Normal as Normal, Uniform as Uniform, Value as Value, Xavier as Xavier
 from anyformer.parts.language_specific import LanguageSpecific as LanguageSpecific
 from anyformer.parts.later_norm import LaterLayerNorm as LaterLayerNorm
-from anyformer.parts.layer_mix import LayerMix as LayerMix
-from anyformer.parts.layer_mix import Neck as Neck
-from anyformer.parts.mask import All as All
-from anyformer.parts.mask import Axial as Axial
-from anyformer.parts.mask import BlockAndBefore as BlockAndBefore
-from anyformer.parts.mask import Causal as Causal
-from anyformer.parts.mask import Dilated as Dilated
-from anyformer.parts.mask import Either as Either
-from anyformer.parts.mask import Fixed as Fixed
-from anyformer.parts.mask import Full as Full
-from anyformer.parts.mask import Global as Global
-from anyformer.parts.mask import GridBlocks as GridBlocks
-from anyformer.parts.mask import Mask as Mask
-from anyformer.parts.mask import Not as Not
-from anyformer.parts.mask import Padding as Padding
-from anyformer.parts.mask import RandomBlocks as RandomBlocks
-from anyformer.parts.mask import SameBlock as SameBlock
-from anyformer.parts.mask import SameDocument as SameDocument
-from anyformer.parts.mask import SameReach as SameReach
-from anyformer.parts.mask import Several as Several
-from anyformer.parts.mask import Strided as Strided
-from anyformer.parts.mask import Window as Window
-from anyformer.parts.norm import BatchNorm as BatchNorm
-from anyformer.parts.norm import LayerNorm as LayerNorm
-from anyformer.parts.norm import Norm as Norm
-from anyformer.parts.norm import RMSNorm as RMSNorm
-from anyformer.parts.norm import RowNorm as RowNorm
-from anyformer.parts.norm import ScaleNorm as ScaleNorm
-from anyformer.parts.norm import UnitNorm as UnitNorm
-from anyformer.parts.op import Op as Op
-from anyformer.parts.op import Reshaping as Reshaping
+from anyformer.parts.layer_mix import LayerMix as LayerMix, Neck as Neck
+from anyformer.parts.mask import All as All, Axial as Axial, BlockAndBefore as BlockAndBefore, Causal as Causal, Dilated as Dilated, Either as Either, Fixed as Fixed, Full as Full, Global as Global, GridBlocks as GridBlocks, Mask as Mask, Not as Not, Padding as Padding, RandomBlocks as RandomBlocks, SameBlock as SameBlock, SameDocument as SameDocument, SameReach as SameReach, Several as Several, Strided as Strided, Window as Window
+from anyformer.parts.norm import BatchNorm as BatchNorm, LayerNorm as LayerNorm, Norm as Norm, RMSNorm as RMSNorm, RowNorm as RowNorm, ScaleNorm as ScaleNorm, UnitNorm as UnitNorm
+from anyformer.parts.op import Op as Op, Reshaping as Reshaping
 from anyformer.parts.output_projection import OutputProjection as OutputProjection
-from anyformer.parts.position.absolute import AxialLearned as AxialLearned
-from anyformer.parts.position.absolute import Binary as Binary
-from anyformer.parts.position.absolute import Concatenated as Concatenated
-from anyformer.parts.position.absolute import Convolutional as Convolutional
-from anyformer.parts.position.absolute import Integer as Integer
-from anyformer.parts.position.absolute import Learned as Learned
-from anyformer.parts.position.absolute import Sinusoidal as Sinusoidal
-from anyformer.parts.position.absolute import Sinusoidal2D as Sinusoidal2D
-from anyformer.parts.position.absolute import Summed as Summed
-from anyformer.parts.position.absolute import TreeDepth as TreeDepth
-from anyformer.parts.position.bias import Alibi as Alibi
-from anyformer.parts.position.bias import AttentionPosition as AttentionPosition
-from anyformer.parts.position.bias import BucketedBias as BucketedBias
-from anyformer.parts.position.bias import Distance as Distance
-from anyformer.parts.position.bias import DistanceBias as DistanceBias
-from anyformer.parts.position.bias import HeadwisePosition as HeadwisePosition
-from anyformer.parts.position.bias import RelativeVectors as RelativeVectors
+from anyformer.parts.position.absolute import AxialLearned as AxialLearned, Binary as Binary, Concatenated as Concatenated, Convolutional as Convolutional, Integer as Integer, Learned as Learned, Sinusoidal as Sinusoidal, Sinusoidal2D as Sinusoidal2D, Summed as Summed, TreeDepth as TreeDepth
+from anyformer.parts.position.bias import Alibi as Alibi, AttentionPosition as AttentionPosition, BucketedBias as BucketedBias, Distance as Distance, DistanceBias as DistanceBias, HeadwisePosition as HeadwisePosition, RelativeVectors as RelativeVectors
 from anyformer.parts.position.disentangled import Disentangled as Disentangled
 from anyformer.parts.position.global_local import GlobalLocalVectors as GlobalLocalVectors
-from anyformer.parts.position.graph import DegreeCentrality as DegreeCentrality
-from anyformer.parts.position.graph import ShortestPathBias as ShortestPathBias
-from anyformer.parts.position.grid import AxialRope as AxialRope
-from anyformer.parts.position.grid import ContinuousGridBias as ContinuousGridBias
-from anyformer.parts.position.grid import GridBias as GridBias
-from anyformer.parts.position.grid import GridVectors as GridVectors
-from anyformer.parts.position.grid import SeparableLearned as SeparableLearned
-from anyformer.parts.position.numbering import ByPlace as ByPlace
-from anyformer.parts.position.numbering import Numbering as Numbering
-from anyformer.parts.position.numbering import RealTokens as RealTokens
-from anyformer.parts.position.numbering import WithoutToken as WithoutToken
-from anyformer.parts.position.relative import InputRope as InputRope
-from anyformer.parts.position.relative import RelativeSinusoids as RelativeSinusoids
+from anyformer.parts.position.graph import DegreeCentrality as DegreeCentrality, ShortestPathBias as ShortestPathBias
+from anyformer.parts.position.grid import AxialRope as AxialRope, ContinuousGridBias as ContinuousGridBias, GridBias as GridBias, GridVectors as GridVectors, SeparableLearned as SeparableLearned
+from anyformer.parts.position.numbering import ByPlace as ByPlace, Numbering as Numbering, RealTokens as RealTokens, WithoutToken as WithoutToken
+from anyformer.parts.position.relative import InputRope as InputRope, RelativeSinusoids as RelativeSinusoids
 from anyformer.parts.position.resized import ResizedLearned as ResizedLearned
-from anyformer.parts.position.rotary import DynamicScaling as DynamicScaling
-from anyformer.parts.position.rotary import LinearScaling as LinearScaling
-from anyformer.parts.position.rotary import Llama3Scaling as Llama3Scaling
-from anyformer.parts.position.rotary import LongScaling as LongScaling
-from anyformer.parts.position.rotary import ProportionalScaling as ProportionalScaling
-from anyformer.parts.position.rotary import Rope as Rope
-from anyformer.parts.position.rotary import RopeScaling as RopeScaling
-from anyformer.parts.position.rotary import YarnScaling as YarnScaling
+from anyformer.parts.position.rotary import DynamicScaling as DynamicScaling, LinearScaling as LinearScaling, Llama3Scaling as Llama3Scaling, LongScaling as LongScaling, ProportionalScaling as ProportionalScaling, Rope as Rope, RopeScaling as RopeScaling, YarnScaling as YarnScaling
 from anyformer.parts.position.segments import SegmentedSinusoids as SegmentedSinusoids
 from anyformer.parts.position.sinusoid_init import Sines as Sines
-from anyformer.parts.projector import MLPProjector as MLPProjector
-from anyformer.parts.projector import Projector as Projector
-from anyformer.parts.recurrent.lstm import GRU as GRU
-from anyformer.parts.recurrent.lstm import LSTM as LSTM
-from anyformer.parts.recurrent.lstm import Recurrent as Recurrent
-from anyformer.parts.recurrent.mamba import Rates as Rates
-from anyformer.parts.recurrent.mamba import SelectiveState as SelectiveState
-from anyformer.parts.recurrent.mamba import StepBias as StepBias
-from anyformer.parts.recurrent.mamba import StepWeight as StepWeight
+from anyformer.parts.projector import MLPProjector as MLPProjector, Projector as Projector
+from anyformer.parts.recurrent.lstm import GRU as GRU, LSTM as LSTM, Recurrent as Recurrent
+from anyformer.parts.recurrent.mamba import Rates as Rates, SelectiveState as SelectiveState, StepBias as StepBias, StepWeight as StepWeight
 from anyformer.parts.recurrent.mamba2 import DualState as DualState
-from anyformer.parts.recurrent.rwkv import ChannelMix as ChannelMix
-from anyformer.parts.recurrent.rwkv import Halved as Halved
-from anyformer.parts.recurrent.rwkv import Orthogonal as Orthogonal
-from anyformer.parts.recurrent.rwkv import Ramp as Ramp
-from anyformer.parts.recurrent.rwkv import TimeMix as TimeMix
-from anyformer.parts.recurrent.s4 import Frequencies as Frequencies
-from anyformer.parts.recurrent.s4 import LogUniform as LogUniform
-from anyformer.parts.recurrent.s4 import ReadStates as ReadStates
-from anyformer.parts.recurrent.s4 import S4 as S4
-from anyformer.parts.residual import Activated as Activated
-from anyformer.parts.residual import Add as Add
-from anyformer.parts.residual import Fixup as Fixup
-from anyformer.parts.residual import LayerScale as LayerScale
-from anyformer.parts.residual import ReZero as ReZero
-from anyformer.parts.residual import Residual as Residual
-from anyformer.parts.residual import Scaled as Scaled
-from anyformer.parts.truncated_init import TruncatedLeCun as TruncatedLeCun
-from anyformer.parts.truncated_init import TruncatedNormal as TruncatedNormal
-from anyformer.parts.unused import Unused as Unused
-from anyformer.parts.unused import UnusedNeck as UnusedNeck
+from anyformer.parts.recurrent.rwkv import ChannelMix as ChannelMix, Halved as Halved, Orthogonal as Orthogonal, Ramp as Ramp, TimeMix as TimeMix
+from anyformer.parts.recurrent.s4 import Frequencies as Frequencies, LogUniform as LogUniform, ReadStates as ReadStates, S4 as S4
+from anyformer.parts.residual import Activated as Activated, Add as Add, Fixup as Fixup, LayerScale as LayerScale, ReZero as ReZero, Residual as Residual, Scaled as Scaled
+from anyformer.parts.truncated_init import TruncatedLeCun as TruncatedLeCun, TruncatedNormal as TruncatedNormal
+from anyformer.parts.unused import Unused as Unused, UnusedNeck as UnusedNeck
 from anyformer.parts.zero_centered_norm import ZeroCenteredRMSNorm as ZeroCenteredRMSNorm
 from anyformer.stacks.backbone import Backbone as Backbone
-from anyformer.stacks.block import Block as Block
-from anyformer.stacks.block import Parallel as Parallel
-from anyformer.stacks.block import Steps as Steps
+from anyformer.stacks.block import Block as Block, Parallel as Parallel, Steps as Steps
 from anyformer.stacks.constant_drop import ConstantDropSublayer as ConstantDropSublayer
 from anyformer.stacks.funnel import Funnel as Funnel
-from anyformer.stacks.perceiver import Look as Look
-from anyformer.stacks.perceiver import Perceiver as Perceiver
-from anyformer.stacks.perceiver import Write as Write
+from anyformer.stacks.perceiver import Look as Look, Perceiver as Perceiver, Write as Write
 from anyformer.stacks.reversible import Reversible as Reversible
 from anyformer.stacks.stack import Stack as Stack
 from anyformer.stacks.stages import Stages as Stages
-from anyformer.stacks.step_kinds import BlockInputStep as BlockInputStep
-from anyformer.stacks.step_kinds import NormedShortcut as NormedShortcut
-from anyformer.stacks.step_kinds import ZeroedPadding as ZeroedPadding
+from anyformer.stacks.step_kinds import BlockInputStep as BlockInputStep, NormedShortcut as NormedShortcut, ZeroedPadding as ZeroedPadding
 from anyformer.stacks.sublayer import Sublayer as Sublayer
 from anyformer.stacks.timed import TimedStack as TimedStack
 from anyformer.stacks.two_streams import TwoStreams as TwoStreams
-from anyformer.train.optim import Adafactor as Adafactor
-from anyformer.train.optim import AdamW as AdamW
-from anyformer.train.optim import Constant as Constant
-from anyformer.train.optim import Cosine as Cosine
-from anyformer.train.optim import Linear as Linear
-from anyformer.train.optim import Muon as Muon
-from anyformer.train.optim import Noam as Noam
-from anyformer.train.optim import Optimizer as Optimizer
-from anyformer.train.optim import Schedule as Schedule
-from anyformer.train.optim import WSD as WSD
+from anyformer.train.optim import Adafactor as Adafactor, AdamW as AdamW, Constant as Constant, Cosine as Cosine, Linear as Linear, Muon as Muon, Noam as Noam, Optimizer as Optimizer, Schedule as Schedule, WSD as WSD
 from anyformer.train.parallel import Mesh as Mesh
-from anyformer.train.run import Batch as Batch
-from anyformer.train.run import Begin as Begin
-from anyformer.train.run import Evaluate as Evaluate
-from anyformer.train.run import Keep as Keep
-from anyformer.train.run import Pretrained as Pretrained
-from anyformer.train.run import Run as Run
+from anyformer.train.run import Batch as Batch, Begin as Begin, Evaluate as Evaluate, Keep as Keep, Pretrained as Pretrained, Run as Run
 from anyformer.transforms.lora import LoRA as LoRA

@@ -49,10 +49,7 @@ class AbsolutePosition(Part):
     vectors (1 or B, T, D), or is an `InputPosition`."""
 
     numbered: ClassVar[bool] = True  # its vectors depend only on position numbers
-
-    @property
-    def extra_inputs(self) -> tuple[type[InputExtra], ...]:
-        return ()
+    extra_inputs: ClassVar[tuple[type[InputExtra], ...]] = ()
 
     @property
     def has_padding_row(self) -> bool:

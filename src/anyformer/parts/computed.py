@@ -86,7 +86,7 @@ def compute(model: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def shapes_alone(model: nn.Module) -> Iterator[None]:
+def run_on_meta(model: nn.Module) -> Iterator[None]:
     """Run a model on `meta` inside this context: every `Computed` gets a shape, and no value is read."""
     compute(model)
     with torch.device("meta"), graph_capture():

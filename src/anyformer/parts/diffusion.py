@@ -74,11 +74,7 @@ class NoisyEmbedding(Embedding, sees="all", called=("latent patches",)):
     """Patches of a noisy image or of its latents ("hidden_states"). The noise step ("timestep") and a label
     ("class_labels") become the condition that norms and residuals read."""
 
-    inputs: ClassVar[tuple[str, ...]] = (
-        "hidden_states",
-        "timestep",
-        "class_labels",
-    )
+    inputs: ClassVar[tuple[str, ...]] = ("hidden_states", "timestep", "class_labels")
     input_kinds: ClassVar[Mapping[str, Kind]] = {"hidden_states": "floats", "class_labels": "integers"}
 
     image: PatchEmbedding

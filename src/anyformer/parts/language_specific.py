@@ -33,6 +33,7 @@ class LanguageSpecific(
     are run, each on the whole batch; a captured pass, or decoding with an op that has a cache, runs all ops."""
 
     requires: ClassVar[tuple[str, ...]] = ("token ids",)
+    causal_alternative: ClassVar[str] = "LanguageSpecific(op=MLP(width=...), tokens=...)"
 
     op: Op
     tokens: tuple[int, ...]  # ids of the language tokens, one op per id
@@ -60,10 +61,6 @@ class LanguageSpecific(
     @property
     def mask(self) -> Mask | None:
         return self.op.mask
-
-    @property
-    def causal_alternative(self) -> str:
-        return "LanguageSpecific(op=MLP(width=...), tokens=...)"
 
 
 class LanguageSpecificModule(PartlyUsed, of=LanguageSpecific):

@@ -18,14 +18,13 @@ class Neck(Part):
     gets the last state only, or with `every_layer` all states, beginning with the stack's input."""
 
     linear: ClassVar[bool] = False  # a linear layer `project`, through which scores can be attributed
-
-    @property
-    def every_layer(self) -> bool:
-        return False
+    every_layer: ClassVar[bool] = False
 
 
 class LayerMix(Neck, sees="itself"):
     """A learned weighted average of the states of all layers [Peters et al. 2018], followed by `rest`."""
+
+    every_layer: ClassVar[bool] = True
 
     rest: Part | None = None
     tells: bool = False  # the model always returns hidden_states, even if they are not requested
@@ -37,10 +36,6 @@ class LayerMix(Neck, sees="itself"):
 
     def out_width(self, width: int) -> int:
         return self.count * width
-
-    @property
-    def every_layer(self) -> bool:
-        return True
 
 
 class LayerMixModule(PartModule, of=LayerMix):

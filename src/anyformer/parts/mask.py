@@ -136,10 +136,7 @@ class Full(Mask, sees="all", called=("bidirectional",)):
     """Every token sees every token."""
 
     everything: ClassVar[bool] = True
-
-    @property
-    def causal_alternative(self) -> str:
-        return "Causal()"
+    causal_alternative: ClassVar[str] = "Causal()"
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         return (q >= 0) & (k >= 0)

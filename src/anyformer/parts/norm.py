@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -88,16 +90,14 @@ class BatchNorm(Norm, sees="all", called=("BN",)):
     """Normalises each feature over batch and time, for comparisons with LayerNorm. In training, padding counts too, and
     a token's output depends on later tokens; evaluation uses the running statistics."""
 
+    causal_alternative: ClassVar[str] = "LayerNorm()"
+
     momentum: float = 0.1
 
     def check(self) -> None:
         super().check()
         if not 0 <= self.momentum <= 1:
             raise ValueError(f"BatchNorm.momentum is {self.momentum}; it must be in [0, 1]")
-
-    @property
-    def causal_alternative(self) -> str:
-        return "LayerNorm()"
 
     def build(self, site: Site) -> nn.Module:
         return BatchNormModule(site.width, eps=self.eps, momentum=self.momentum)
@@ -112,11 +112,9 @@ class RowNorm(Part, sees="all", called=("GroupNorm",)):
     """Normalises with one mean and variance per row, then applies a scale and bias per channel [Wu and He 2018, with
     one group]. It needs the padding mask, so only some slots accept it."""
 
-    eps: NonNegative = 1e-5
+    causal_alternative: ClassVar[str] = "LayerNorm()"
 
-    @property
-    def causal_alternative(self) -> str:
-        return "LayerNorm()"
+    eps: NonNegative = 1e-5
 
 
 class RowNormModule(PartModule, of=RowNorm):

@@ -7,8 +7,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from anyformer.kernels.attention import Plan
 from anyformer.parts.base import PartModule
 from anyformer.parts.mask import Mask
+from anyformer.runtime.context import Context
 from anyformer.specs.field_types import Count
 from anyformer.specs.part import Part, Site
 
@@ -59,3 +61,11 @@ class InHeads(PartModule):
     def heads(self, x: Tensor) -> Tensor:
         """(B, T, H K) -> (B, H, T, K)"""
         return x.view(*x.shape[:2], -1, self.head_width).transpose(1, 2)
+
+    def attention_plan(
+        self, ctx: Context, dropout: float, scale: float | None = None, bias: Tensor | None = None
+    ) -> Plan:
+        """Return the plan of softmax attention, with `dropout` in training; `scale` is 1 / sqrt(K) by default."""
+        scale = self.head_width**-0.5 if scale is None else scale
+        dropout = dropout if self.training else 0.0
+        return Plan(scale, bias, dropout=dropout, on_weights=ctx.weights(self.address), kernel=ctx.kernel)

@@ -23,11 +23,9 @@ class Residual(Part):
 class Add(Residual, sees="itself", called=("skip connection", "residual connection")):
     """x + branch"""
 
-    float32: bool = False  # keep the stream in fp32 if weights and branches are half precision (Mamba)
+    undoes: ClassVar[bool] = True
 
-    @property
-    def undoes(self) -> bool:
-        return True
+    float32: bool = False  # keep the stream in fp32 if weights and branches are half precision (Mamba)
 
     def build(self, site: Site) -> nn.Module:
         return ScaledModule(1.0, 1.0, self.float32)
@@ -87,9 +85,7 @@ class ActivatedModule(PartModule, of=Activated):
 class ReZero(Residual, sees="itself"):
     """x + a * branch, with a learned scalar a that starts at 0 [Bachlechner et al. 2020]."""
 
-    @property
-    def undoes(self) -> bool:
-        return True
+    undoes: ClassVar[bool] = True
 
 
 class ReZeroModule(PartModule, of=ReZero):
@@ -110,9 +106,7 @@ class Fixup(Residual, sees="itself"):
     """x + a * branch + b, with learned scalars a and b that start at 1 and 0, for stacks without norms [Zhang et al.
     2019]. The initialisation (`init.fixup`) scales the branch's weights down."""
 
-    @property
-    def undoes(self) -> bool:
-        return True
+    undoes: ClassVar[bool] = True
 
 
 class FixupModule(PartModule, of=Fixup):
@@ -133,11 +127,9 @@ class FixupModule(PartModule, of=Fixup):
 class LayerScale(Residual, sees="itself", called=("CaiT",)):
     """x + a * branch, with one learned a per channel that starts small [Touvron et al. 2021]."""
 
-    start: float = 1e-5
+    undoes: ClassVar[bool] = True
 
-    @property
-    def undoes(self) -> bool:
-        return True
+    start: float = 1e-5
 
 
 class LayerScaleModule(PartModule, of=LayerScale):

@@ -154,15 +154,7 @@ class TrainingJob:
         sent += steps * _ring(t) * 2 * stream * (6 if layout.recompute else 4)  # twice per layer, forward and backward
         sent += steps * 2 * self.micro * max((given for given, _ in layers), default=0) * (layout.pipeline > 1)
         # the first pipeline stage keeps activations of as many texts as there are stages
-        return Need(
-            layout,
-            4 * stored + copies,
-            4 * stored,
-            8 * stored,
-            self.micro * (once + kept),
-            buffers,
-            sent,
-        )
+        return Need(layout, 4 * stored + copies, 4 * stored, 8 * stored, self.micro * (once + kept), buffers, sent)
 
     @property
     def routed(self) -> float:

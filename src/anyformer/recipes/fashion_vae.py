@@ -23,7 +23,7 @@ def run(data: str = "data") -> Run:
             width=256,
             embedding=ConvEmbedding(image_size=(28, 28), channels=1, widths=WIDTHS, kernel=5),
             latent=RoundedCodes(levels=(8, 8, 8)),
-            painter=ConvDecoder(channels=1, widths=WIDTHS[::-1]),
+            image_decoder=ConvDecoder(channels=1, widths=WIDTHS[::-1]),
             init={"*": Normal(std=0.02)},
         ),
         data=Data(train=pictures(data, "train"), valid=pictures(data, "t10k")),

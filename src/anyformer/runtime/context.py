@@ -116,10 +116,10 @@ class Context:
     def of_these(self, values: Tensor) -> Tensor:
         """Select the tokens of this call: (B, S, ...) over all cached tokens -> (B, T, ...)."""
         if self.state is not None and self.state.capacity is not None:
-            return at_places(values, self.index)
+            return select_tokens(values, self.index)
         return values[:, -self.index.shape[-1] :]
 
-    def places(self) -> Tensor:
+    def key_indices(self) -> Tensor:
         """(S,) row indices of all keys that are cached after this call, in a cache without a window."""
         if self.key_states is not None:
             return torch.arange(self.key_states.shape[1], device=self.index.device)
@@ -135,9 +135,9 @@ class Context:
         If a padded prompt is continued, padding may lie between tokens. It does not count: (B, T) and (B, S).
         """
         if self.state is None or self.is_token is None or (self.state.capacity is None and not self.state.length):
-            return self.index, self.places()
+            return self.index, self.key_indices()
         keys = self.is_token.cumsum(-1)
-        return at_places(keys, self.index), keys
+        return select_tokens(keys, self.index), keys
 
     # -- decoding state -----------------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class Context:
         Returns the tensors of all visible tokens and their row indices (S,) or (B, S).
         """
         if self.state is None:
-            return new, self.places()
+            return new, self.key_indices()
         return self.state.stores[address].extend(new, self.index, self.once, self.state.trailing_pads)
 
     def from_memory(self, address: str, make: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -225,7 +225,7 @@ class Context:
         return self.once("visible memory", make)
 
 
-def at_places(row: Tensor, places: Tensor) -> Tensor:
+def select_tokens(row: Tensor, places: Tensor) -> Tensor:
     """(B, S, ...) -> (B, T, ...): select row indices (T,), or (B, T) per row."""
     if places.dim() == 1:
         return row[:, places]

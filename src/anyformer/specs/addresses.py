@@ -19,7 +19,7 @@ from typing import Any
 
 from anyformer.specs.frozen import Table
 from anyformer.specs.messages import quote
-from anyformer.specs.part import CHECKS_DEFERRED, Part, errors_at, hints, walk
+from anyformer.specs.part import CHECKS_DEFERRED, Part, hints, walk
 
 Path = tuple[str, ...]
 
@@ -141,6 +141,17 @@ def deferred_checks() -> Iterator[None]:
         yield
     finally:
         CHECKS_DEFERRED.reset(token)
+
+
+@contextlib.contextmanager
+def errors_at(path: str, kind: type[Part]) -> Iterator[None]:
+    """Make ValueErrors start with the address of the Part instead of its kind."""
+    try:
+        yield
+    except ValueError as error:
+        text = str(error).removeprefix(f"{kind.__name__}.").removeprefix(f"{kind.__name__}: ")
+        inside = text.startswith(tuple(f"{name}{end}" for name in hints(kind) for end in (":", ".", " is ", " are ")))
+        raise ValueError(f"{path}{'.' if inside else ': '}{text}" if path else text) from None
 
 
 def check_all(spec: Part) -> None:

@@ -14,10 +14,10 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from anyformer.specs.addresses import value_at, with_values
+from anyformer.specs.addresses import errors_at, value_at, with_values
 from anyformer.specs.frozen import only_leaves
 from anyformer.specs.messages import nearest, quote
-from anyformer.specs.part import ANY, Part, Table, default_values, errors_at, freeze, is_flat, nearest_kind, thaw
+from anyformer.specs.part import ANY, Part, Table, default_values, freeze, is_flat, nearest_kind, thaw
 from anyformer.specs.slots import kinds, only_kind, slot_at, slots_of, wrong_kind
 
 FORMAT = 1  # version of spec.json; increased if an old file would be read wrongly
@@ -26,6 +26,9 @@ ALIASES = {  # kinds and fields of earlier versions -> their new names
     "Idle": "Unused",
     "ConvPainter": "ConvDecoder",
     "KLPainter": "KLDecoder",
+    "AutoencoderModel.painter": "image_decoder",
+    "AutoencoderModel.reads": "input_name",
+    "AutoencoderModel.says": "output_name",
     "LMHead.idle_bias": "unused_bias",
     "LatentAttention.turned_width": "rotary_width",
 }

@@ -11,7 +11,6 @@ LayerNorm(eps=1e-06, bias=False)
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import dataclasses
 import difflib
@@ -76,14 +75,14 @@ class Part:
     kinds: ClassVar[dict[str, type[Part]]] = {}
     open_fields: ClassVar[bool] = False  # each instance chooses its field names (Block), not the class
     open_slot: ClassVar[bool] = False  # slots of this type also accept Parts of other packages
-    said: ClassVar[Sees | None] = None  # `sees` as the class declares it: `class Shift(Part, sees="past")`
+    declared_sees: ClassVar[Sees | None] = None  # `sees` as the class declares it: `class Shift(Part, sees="past")`
     called: ClassVar[tuple[str, ...]] = ()  # aliases, with the fields they imply: "SwiGLU (activation='silu')"
 
     def __init_subclass__(cls, sees: Sees | None = None, called: tuple[str, ...] = (), **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.called = called
         if sees is not None or {"build", "make", "allows"} & vars(cls).keys():  # a new module needs a new `sees`
-            cls.said = sees
+            cls.declared_sees = sees
         for name in inspect.get_annotations(cls).keys() - vars(cls).keys():
             if isinstance(getattr(cls, name, None), property):  # an inherited property is not the field's default
                 setattr(cls, name, dataclasses.MISSING)
@@ -136,7 +135,7 @@ class Part:
             return module(self, site)
 
         cls.build = build  # type: ignore[method-assign]
-        cls.said = vars(cls).get("said")  # a new module needs a new `sees`
+        cls.declared_sees = vars(cls).get("declared_sees")  # a new module needs a new `sees`
 
     @classmethod
     def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
@@ -150,11 +149,11 @@ class Part:
     def sees(self) -> Sees | None:
         """The tokens that a token's result depends on, including the effect of inner Parts: only itself, the past too,
         or all. None if a kind does not declare it; then left-to-right models refuse the Part."""
-        return None if self.said is None else self.reaches()
+        return None if self.declared_sees is None else self.reaches()
 
     def reaches(self) -> Sees | None:
         """Compute `sees`: as the class declares, or more if an inner Part sees more. Override it if fields matter."""
-        return farthest(self.said, *(part for _, part in parts_in(self)))
+        return farthest(self.declared_sees, *(part for _, part in parts_in(self)))
 
     @property
     def causal_alternative(self) -> str:
@@ -330,17 +329,6 @@ def with_defaults(kind: type[Part], where: str) -> Part:
     return kind()
 
 
-@contextlib.contextmanager
-def errors_at(path: str, kind: type[Part]) -> Iterator[None]:
-    """Make ValueErrors start with the address of the Part instead of its kind."""
-    try:
-        yield
-    except ValueError as error:
-        text = str(error).removeprefix(f"{kind.__name__}.").removeprefix(f"{kind.__name__}: ")
-        inside = text.startswith(tuple(f"{name}{end}" for name in hints(kind) for end in (":", ".", " is ", " are ")))
-        raise ValueError(f"{path}{'.' if inside else ': '}{text}" if path else text) from None
-
-
 def type_name(hint: Any) -> str:
     """Return a type as source code."""
     if isinstance(hint, type) and not typing.get_args(hint):
@@ -398,7 +386,7 @@ def abstract(kind: type[Part]) -> bool:
     return bool(below) and (left_open or builds or bare)
 
 
-def named(name: str) -> list[type[Part]]:
+def kinds_named(name: str) -> list[type[Part]]:
     """Return the kinds with this name or alias, in any spelling."""
     matches = [kind for kind in Part.kinds.values() if plain(name) in _names({kind.__name__: kind})]
     if not matches:
@@ -489,14 +477,6 @@ def farthest(*parts: Part | Sees | None) -> Sees | None:
     counts."""
     reaches = [part.sees if isinstance(part, Part) else part for part in parts if part is not None]
     return max(reaches, key=REACH.index)
-
-
-def parts_seeing_ahead(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
-    """Yield (address, Part) of the innermost Parts that let a token see later ones, or that do not declare `sees`."""
-    if part.sees in ("itself", "past"):
-        return
-    children = [] if part.said is None or part.causal_alternative else parts_in(part, path)
-    yield from [found for at, child in children for found in parts_seeing_ahead(child, at)] or [(path, part)]
 
 
 def tree(spec: Part, name: str = "") -> str:

@@ -25,7 +25,7 @@ class NormedShortcutModule(SublayerModule, of=NormedShortcut):
     def forward(self, x: Tensor, ctx: Context, shortcut: Tensor | None = None) -> Tensor:
         return x if self.is_skipped(ctx) else super().forward(apply(self.pre_norm, ctx, x), ctx)
 
-    def normed(self, x: Tensor, ctx: Context) -> Tensor:
+    def apply_pre_norm(self, x: Tensor, ctx: Context) -> Tensor:
         return x  # `forward` has applied pre_norm
 
 

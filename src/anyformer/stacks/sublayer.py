@@ -136,7 +136,7 @@ class SublayerModule(PartModule, of=Sublayer):
         norm = self.pre_norm
         if ctx.key_states is not None and norm is not None:  # keys get the same pre-norm as queries
             ctx = ctx.replace(key_states=apply(norm, ctx, ctx.key_states))
-        y = self.op(self.normed(x, ctx), ctx)
+        y = self.op(self.apply_pre_norm(x, ctx), ctx)
         if self.training and self.dropout:
             y = F.dropout(y, self.dropout)
         if self.post_norm is not None:
@@ -146,7 +146,7 @@ class SublayerModule(PartModule, of=Sublayer):
             y = y * torch.bernoulli(keep.expand(y.shape[0], *[1] * (y.dim() - 1))).to(y.dtype) / keep
         return ctx.tap(self.address, "branch", y)
 
-    def normed(self, x: Tensor, ctx: Context) -> Tensor:
+    def apply_pre_norm(self, x: Tensor, ctx: Context) -> Tensor:
         """Return the op's input."""
         return x if self.pre_norm is None else apply(self.pre_norm, ctx, x)
 

@@ -12,7 +12,7 @@ from anyformer.generation.defaults import settings_for
 from anyformer.generation.writing import new_tokens
 from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.models import Tower, TowerDecoderModule
-from anyformer.objectives.objective import pad_texts
+from anyformer.objectives.batches import pad_texts
 from anyformer.specs.messages import quote
 from anyformer.tasks.task import Row, TaskRun, file_of
 from anyformer.tasks.writing import decode_text

@@ -32,8 +32,10 @@ from anyformer.inputs.recordings import streams
 from anyformer.inputs.tokenizer import Tokenizer, check_vocabulary_size
 from anyformer.models import Output, TransformerModule
 from anyformer.models.model import input_limit
+from anyformer.objectives.batches import Batch, Record, pad_texts
 from anyformer.objectives.examples import array
-from anyformer.objectives.objective import Batch, Objective, Predictor, Record, model_inputs, pad_texts
+from anyformer.objectives.heads import model_inputs
+from anyformer.objectives.objective import Objective, Predictor
 from anyformer.specs.messages import nearest, quote
 from anyformer.tasks.long_audio import files as sound_files
 from anyformer.tasks.options import Truncate

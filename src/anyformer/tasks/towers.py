@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.models import TwoTowerModule
+from anyformer.objectives.batches import Record
 from anyformer.objectives.examples import encode_pair
+from anyformer.objectives.heads import model_inputs
 from anyformer.objectives.match import truncate_with_end
-from anyformer.objectives.objective import Record, model_inputs
 from anyformer.parts.head.similarity import ProjectionModule
 from anyformer.tasks.options import Truncate
 from anyformer.tasks.task import Row, TaskRun

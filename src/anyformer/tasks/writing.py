@@ -8,7 +8,7 @@ from typing import Any
 from anyformer.generation import check_can_generate
 from anyformer.generation.defaults import settings_for
 from anyformer.generation.options import ONLY_BEAMS
-from anyformer.objectives.objective import Record
+from anyformer.objectives.batches import Record
 from anyformer.tasks.task import TaskRun, Texts
 
 

@@ -11,7 +11,7 @@ import torch
 
 from anyformer.data import Loader
 from anyformer.kernels import hardware
-from anyformer.objectives.objective import Batch
+from anyformer.objectives.batches import Batch
 from anyformer.train.trainer import Trainer
 
 MAX_VECTORS = 1000  # no model keeps more fp32 vectors per token for the backward pass

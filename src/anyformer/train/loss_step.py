@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.data import StepBatches
-from anyformer.objectives.objective import Batch, Objective
+from anyformer.objectives.batches import Batch
+from anyformer.objectives.objective import Objective
 
 
 class LossStep(nn.Module):

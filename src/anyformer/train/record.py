@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.kernels.capture import capture, graph_capture
-from anyformer.objectives.objective import Batch, Objective
+from anyformer.objectives.batches import Batch
+from anyformer.objectives.objective import Objective
 
 Terms = dict[str, Tensor]
 Pass = Callable[[Batch, Terms], Terms]  # (batch, divisors) -> terms; accumulates gradients in the parameters

@@ -10,6 +10,7 @@ step, and the data order is a function of (seed, step).
 from __future__ import annotations
 
 import dataclasses
+import errno
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from anyformer.weights.manifest import STATE
 from anyformer.weights.pieces import MODEL, Pieces, in_pieces, write_pieces
 
 TENSORS = "training"  # .safetensors
+DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk full, quota exceeded, file too large
 
 Like = Callable[[str, str, tuple[int, ...]], Tensor | None]
 
@@ -82,6 +84,24 @@ class Checkpoints:
 
     def steps(self) -> dict[int, Path]:
         return manifest.steps(self.run)
+
+    def newest_step(self) -> int | None:
+        return next(reversed(self.steps()), None)
+
+    def explain_disk_full(self, error: OSError, step: int) -> OSError:
+        """Return an error of a full disk at `step` with the path of the file and how to continue; any other error
+        unchanged."""
+        if error.errno not in DISK_FULL_ERRORS:
+            return error
+        path = Path(error.filename or self.run)
+        if path.parent.name.startswith(".saving-"):  # the temporary folder of a checkpoint
+            path = path.parent.with_name(f"step-{step:08}") / path.name
+        newest = self.newest_step()
+        if newest is None:
+            advice = "free some space and start again"
+        else:
+            advice = f"free some space, then --resume continues from step {newest:,}"
+        return OSError(error.errno, f"{error.strerror or error}; {advice}", str(path))
 
     def newest(self, like: Like | None = None) -> tuple[Saved | None, list[str]]:
         """Return the newest complete checkpoint, and what is wrong with the incomplete ones after it."""

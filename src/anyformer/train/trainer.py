@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,7 +26,8 @@ from anyformer.evaluate import mean_losses
 from anyformer.kernels import hardware
 from anyformer.kernels.capture import without_reading
 from anyformer.models import TransformerModule
-from anyformer.objectives.objective import LOSS_METRICS, Batch, Objective
+from anyformer.objectives.batches import Batch
+from anyformer.objectives.objective import LOSS_METRICS, Objective
 from anyformer.runtime.nonfinite import first_nonfinite
 from anyformer.specs.messages import quote
 from anyformer.train import parallel
@@ -47,7 +47,6 @@ from anyformer.transforms.stream import narrow_stream
 
 Feed = Callable[[int], AbstractContextManager[Iterable[StepBatches]]]  # first step -> the batches of each step
 PROGRESS_INTERVAL = 30.0  # seconds between progress lines without a terminal
-DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk full, quota exceeded, file too large
 DTYPES = {"bf16": torch.bfloat16, "bf16-stream": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -167,7 +166,7 @@ class Trainer:
             self.begin()
             self.learn_with_callbacks()
         except OSError as error:
-            raise self.disk_full(error) if error.errno in DISK_FULL_ERRORS else error from None
+            raise self.checkpoints.explain_disk_full(error, self.step) from None
         finally:
             if self.lock is not None:
                 self.lock.release()
@@ -362,8 +361,8 @@ class Trainer:
         if where is None and pending.captured and self.recorder is not None:
             batch = self.to_device(pending.ready.batches[0])
             cause += self.recorder.explain_nonfinite(batch, pending.divisors, pending.step - 1)
-        newest = list(self.checkpoints.steps())[-1:]
-        kept = f"the checkpoint of step {newest[0]} is good" if newest else "no checkpoint was written yet"
+        newest = self.checkpoints.newest_step()
+        kept = f"the checkpoint of step {newest} is good" if newest is not None else "no checkpoint was written yet"
         return f"step {pending.step}: {name} is not finite; {cause}; {kept}"
 
     # -- evaluation -----------------------------------------------------------------------------------------------
@@ -457,19 +456,6 @@ class Trainer:
             if self.run.lora is not None:
                 self.save_adapter()
         self.notify("on_save", folder)
-
-    def disk_full(self, error: OSError) -> OSError:
-        """Return the same error with the path of the file and how to continue."""
-        path = Path(error.filename or self.folder)
-        if path.parent.name.startswith(".saving-"):  # the temporary folder of a checkpoint
-            path = path.parent.with_name(f"step-{self.step:08}") / path.name
-        newest = list(self.checkpoints.steps())[-1:]
-        advice = (
-            f"free some space, then --resume continues from step {newest[0]:,}"
-            if newest
-            else "free some space and start again"
-        )
-        return OSError(error.errno, f"{error.strerror or error}; {advice}", str(path))
 
     def save_adapter(self) -> None:
         """Save the adapter in PEFT's layout, next to the checkpoints, whose weights include it."""

@@ -287,6 +287,7 @@ EARLIER = (  # parts of our names in earlier versions -> the present ones
     ("image.down.", "image.projector.down."),
     ("audio.up.", "audio.projector.up."),
     ("audio.down.", "audio.projector.down."),
+    ("painter.", "image_decoder."),
 )
 
 

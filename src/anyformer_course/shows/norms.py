@@ -36,7 +36,9 @@ def example(numbers: str = "1 2 3 6", *, branch: float = 0.5, layers: int = 24) 
         f"DeepNorm: LayerNorm({alpha:.2f} x + f(x))": (deep - deep.mean()) / deep.std(correction=0),
     }
     with torch.no_grad():
-        library = [module(part, len(x))(x[None])[0] for part in (af.parts.LayerNorm(eps=0.0), af.parts.RMSNorm(eps=0.0))]
+        library = [
+            module(part, len(x))(x[None])[0] for part in (af.parts.LayerNorm(eps=0.0), af.parts.RMSNorm(eps=0.0))
+        ]
     names = list(results)
     errors = [float((results[names[i]] - each).abs().max()) for i, each in zip((1, 3), library, strict=True)]
     rows = [[name, *each.tolist(), float(each.mean()), float(each.var(correction=0)), float(each.square().mean().sqrt())]

@@ -16,7 +16,12 @@ from anyformer_course.shows._trained import STORIES, train
 
 
 def example(
-    text: str = "the dog chased the ball .", *, rate: float = 0.3, draws: int = 200, seed: int = 0, corpus: str = STORIES
+    text: str = "the dog chased the ball .",
+    *,
+    rate: float = 0.3,
+    draws: int = 200,
+    seed: int = 0,
+    corpus: str = STORIES,
 ) -> Shown:
     """Mask `rate` of the words, fill them from the generator's probabilities, and repeat `draws` times."""
     if not 0 < rate <= 1 or not 1 <= draws <= 2000:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 import anyformer as af
-from anyformer.models.call import Call
-from anyformer.models.construct import skeleton
 from anyformer.kernels.capture import graph_capture
 from anyformer.look.figures import new
+from anyformer.models.call import Call
+from anyformer.models.construct import skeleton
 from anyformer.parts.computed import compute
 from anyformer_course.shown import Shown, Table
 

@@ -27,7 +27,7 @@ def entries(address: str, thetas: Mapping[str, tuple[str, float]]) -> dict[str, 
     }
 
 
-def computed(address: str, thetas: Mapping[str, tuple[str, float]]) -> dict[str, Callable[[Config], Rope]]:
+def read_ropes(address: str, thetas: Mapping[str, tuple[str, float]]) -> dict[str, Callable[[Config], Rope]]:
     """Return the values at the addresses of the Ropes."""
 
     def read(kind: str, field: str) -> Callable[[Config], Rope]:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.attention import EVERYTHING, Plan, attend
+from anyformer.kernels.attention import EVERYTHING, attend
 from anyformer.parts.base import PartModule
 from anyformer.parts.init import Initializer, Normal
 from anyformer.parts.mask import FULL, Causal, Full, Mask
@@ -112,18 +112,7 @@ class LinformerModule(ProjectionsModule, of=LinformerAttention):
         rows = PackedRows.from_context(ctx)  # pads last, so that a text begins in the first column
         q, k, v = self.projections(x, ctx)
         k, v = (self.mix(t, weight, rows) for t, weight in ((k, by_key), (v, by_value)))
-        out = attend(
-            self.heads(q),
-            k,
-            v,
-            EVERYTHING,
-            Plan(
-                self.head_width**-0.5,
-                dropout=self.part.dropout if self.training else 0.0,
-                on_weights=ctx.weights(self.address),
-                kernel=ctx.kernel,
-            ),
-        )
+        out = attend(self.heads(q), k, v, EVERYTHING, self.attention_plan(ctx, self.part.dropout))
         return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
 
     def mix(self, x: Tensor, weight: Tensor, rows: PackedRows) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.parts.attention.lsh import MASKS, BucketsModule, InChunks
-from anyformer.runtime.context import Context, at_places
+from anyformer.runtime.context import Context, select_tokens
 from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.part import Sees, Site
 
@@ -68,7 +68,7 @@ class ChunkAttentionModule(BucketsModule, of=ChunkAttention):
         queries, keys = ctx.index, places
         if ctx.is_token is not None:  # pads are in no chunk
             keys = ctx.is_token.cumsum(-1) - 1
-            queries = at_places(keys, ctx.index)
+            queries = select_tokens(keys, ctx.index)
         distance = (queries // self.chunk)[..., None] - (keys // self.chunk)[..., None, :]
         near = ((distance <= self.before) & (distance >= -self.after)).view(-1, 1, *distance.shape[-2:])
         return (ctx.visible(mask, key, places).dense() & near).long()

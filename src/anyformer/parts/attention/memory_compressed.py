@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.attention import Plan, Visible, attend
+from anyformer.kernels.attention import Visible, attend
 from anyformer.kernels.batch_rows import longer, stack_rows
 from anyformer.kernels.convolution import convolve
 from anyformer.parts.attention.attention import Attention, AttentionModule
 from anyformer.parts.mask import CAUSAL, Causal, Mask, SameBlock, Window
 from anyformer.parts.op import InHeads, Op
 from anyformer.parts.recurrent.mamba import PackedRows
-from anyformer.runtime.context import Context, at_places
+from anyformer.runtime.context import Context, select_tokens
 from anyformer.runtime.stores import PerRow, Store
 from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.runtime.visibility import see, text_positions
@@ -122,18 +122,7 @@ class CompressedAttentionModule(InHeads, of=CompressedAttention):
             k, v = self.shorten(k, v, ctx) if kept is None else kept
             visible = self.visible(k.shape[1], places, ctx)
         k, v = ctx.tap(self.address, "short_k", k), ctx.tap(self.address, "short_v", v)
-        out = attend(
-            self.heads(q),
-            self.heads(k),
-            self.heads(v),
-            visible,
-            Plan(
-                self.head_width**-0.5,
-                dropout=self.part.dropout if self.training else 0.0,
-                on_weights=ctx.weights(self.address),
-                kernel=ctx.kernel,
-            ),
-        )
+        out = attend(self.heads(q), self.heads(k), self.heads(v), visible, self.attention_plan(ctx, self.part.dropout))
         return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
 
     def shorten(self, k: Tensor, v: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
@@ -202,7 +191,7 @@ def tokens_before(ctx: Context) -> Tensor:
     if ctx.is_token is None:
         return ctx.index[..., :1].view(-1, 1)
     real = ctx.is_token.long()
-    return at_places(real.cumsum(-1) - real, ctx.index[..., :1])
+    return select_tokens(real.cumsum(-1) - real, ctx.index[..., :1])
 
 
 def complete(past: Tensor, begun: Tensor, count: int, kernel: int, stride: int) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.attention import Plan, attend
+from anyformer.kernels.attention import attend
 from anyformer.kernels.capture import can_read_values
 from anyformer.parts.init import Normal
 from anyformer.parts.mask import FULL, Mask
@@ -99,19 +99,8 @@ class SynthesizerModule(InHeads, of=Synthesizer):
             q, bias = q * (1 - share), bias * share
         if ctx.bias is not None:
             bias = bias + ctx.bias
-        out = attend(
-            q,
-            k,
-            v,
-            ctx.visible(part.mask, self.mask_key, places),
-            Plan(
-                scale,
-                bias=bias.to(v.dtype),
-                dropout=part.dropout if self.training else 0.0,
-                on_weights=ctx.weights(self.address),
-                kernel=ctx.kernel,
-            ),
-        )
+        visible = ctx.visible(part.mask, self.mask_key, places)
+        out = attend(q, k, v, visible, self.attention_plan(ctx, part.dropout, scale, bias.to(v.dtype)))
         return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
 
     def check_length(self, ctx: Context) -> None:

@@ -27,6 +27,7 @@ class TokenLearner(Op, sees="all", called=("token learner and fuser", "TokenFuse
     with the MLP of their later version]."""
 
     packs: ClassVar[bool] = False
+    causal_alternative: ClassVar[str] = "LinearAttention(num_heads=..., mask=Causal())"
 
     tokens: Count = 8  # number of sums
     width: Count | None = None  # width of the MLP; default: half of the model's width
@@ -35,10 +36,6 @@ class TokenLearner(Op, sees="all", called=("token learner and fuser", "TokenFuse
     def check(self) -> None:
         if self.mixer is not None and (self.mixer.memory or self.mixer.position is not None):
             raise ValueError("TokenLearner.mixer takes no position and no memory; set position=None and memory=False")
-
-    @property
-    def causal_alternative(self) -> str:
-        return "LinearAttention(num_heads=..., mask=Causal())"
 
 
 class TokenLearnerModule(PartModule, of=TokenLearner):

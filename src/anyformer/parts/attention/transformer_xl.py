@@ -19,7 +19,7 @@ from anyformer.parts.attention.memory_compressed import complete, tokens_before
 from anyformer.parts.mask import CAUSAL
 from anyformer.parts.position.relative import RelativeSinusoids
 from anyformer.parts.recurrent.mamba import PackedRows
-from anyformer.runtime.context import Context, at_places
+from anyformer.runtime.context import Context, select_tokens
 from anyformer.runtime.stores import PerRow, PerToken
 from anyformer.runtime.taps import MIXER
 from anyformer.runtime.visibility import text_positions
@@ -149,7 +149,8 @@ class RecurrentAttentionModule(ProjectionsModule, of=RecurrentAttention):
         part, index, window = self.part, ctx.index, self.part.segment + self.part.kept
         counted = ctx.once("text positions", lambda: text_positions(ctx.is_token, ctx.documents))
         queries, keys = (
-            t.view(-1, t.shape[-1]) if counted is None else at_places(counted, t.clamp(min=0)) for t in (index, places)
+            t.view(-1, t.shape[-1]) if counted is None else select_tokens(counted, t.clamp(min=0))
+            for t in (index, places)
         )
         queries, keys = queries[..., None], keys[:, None]  # (1 or B, T, 1), (1 or B, 1, S)
         begin = queries // part.segment * part.segment

@@ -5,7 +5,7 @@ B batch, T characters, M block sizes, N output vectors, D width.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from anyformer.parts.embedding.text import TextEmbedding, TextEmbeddingModule
 from anyformer.parts.recurrent.mamba import PackedRows
-from anyformer.runtime.context import Context, at_places, leading_pads
+from anyformer.runtime.context import Context, leading_pads, select_tokens
 from anyformer.runtime.state import State
 from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.part import Site
@@ -27,6 +27,8 @@ class SubwordBlocks(
     character then mixes the blocks that contain it, weighted by a softmax of learned scores, and every `downsample`
     characters are averaged to one output vector."""
 
+    gives: ClassVar[tuple[str, ...]] = ()  # output vectors do not correspond to input tokens
+
     blocks: Count = 4  # M, the largest block size
     kernel: Natural = 5  # size of the convolution before the blocks; 0: no convolution
     calibrate: bool = False  # replace the block weights P by softmax(P P^T) P
@@ -36,10 +38,6 @@ class SubwordBlocks(
         super().check()
         if self.kernel and self.kernel % 2 == 0:
             raise ValueError(f"SubwordBlocks.kernel is {self.kernel}; it must be odd (centred on a character) or 0")
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ()  # output vectors do not correspond to input tokens
 
     def vectors(self, length: Any) -> Any:  # an int or a tensor of lengths
         return -(-length // self.downsample)
@@ -84,7 +82,7 @@ class SubwordBlocksModule(TextEmbeddingModule, of=SubwordBlocks):
         shifted = index - first
         is_token = (shifted >= 0) & (shifted < last)
         positions = shifted.clamp(min=0)
-        return at_places(x, positions), Context(index=index, positions=positions, is_token=is_token)
+        return select_tokens(x, positions), Context(index=index, positions=positions, is_token=is_token)
 
     def choices(self, spread: Tensor, real: Tensor) -> Tensor:
         """Return the weight of each block size at each character, (B, T, M)."""

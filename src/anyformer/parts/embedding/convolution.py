@@ -25,6 +25,8 @@ class GridEmbedding(Embedding):
 
     inputs: ClassVar[tuple[str, ...]] = ("pixel_values",)
     any_size: ClassVar[bool] = False  # whether images may have other sizes than `image_size`
+    causal_alternative: ClassVar[str] = "TextEmbedding(tokens=...)"
+    gives: ClassVar[tuple[str, ...]] = ("an image", "a grid")
 
     image_size: tuple[int, int]  # rows, columns
     channels: Count = 3
@@ -33,14 +35,6 @@ class GridEmbedding(Embedding):
     def grid(self) -> Grid:
         """The grid of an image of `image_size`."""
         raise NotImplementedError
-
-    @property
-    def causal_alternative(self) -> str:
-        return "TextEmbedding(tokens=...)"
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("an image", "a grid")
 
     def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
         return {self.inputs[0]: (self.channels, *self.image_size)}

@@ -32,11 +32,9 @@ class GlobalTextEmbedding(TextEmbedding, sees="itself"):
     """Text whose global tokens are given by `global_attention_mask`. Without it, `global_tokens` selects none, the
     first token of a text, or the tokens before (a question) or after (a choice) the first of three separators."""
 
-    inputs: ClassVar[tuple[str, ...]] = (
-        *TextEmbedding.inputs,
-        "global_attention_mask",
-    )
+    inputs: ClassVar[tuple[str, ...]] = (*TextEmbedding.inputs, "global_attention_mask")
     input_kinds: ClassVar[Mapping[str, Kind]] = {"global_attention_mask": "mask"}
+    causal_alternative: ClassVar[str] = "TextEmbedding(tokens=...)"
 
     global_tokens: Literal["none", "first", "before", "after"] = "none"  # if no mask is given
     separator: int | None = None  # id of the separator token
@@ -48,10 +46,6 @@ class GlobalTextEmbedding(TextEmbedding, sees="itself"):
 
     def reaches(self) -> Sees | None:
         return super().reaches() if self.separator is None else "all"
-
-    @property
-    def causal_alternative(self) -> str:
-        return "TextEmbedding(tokens=...)"
 
     @property
     def gives(self) -> tuple[str, ...]:

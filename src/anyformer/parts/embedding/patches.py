@@ -42,6 +42,7 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
         "attention_mask",
     )
     input_kinds: ClassVar[Mapping[str, Kind]] = {"bool_masked_pos": "mask", "interpolate_pos_encoding": "flag"}
+    causal_alternative: ClassVar[str] = "TextEmbedding(tokens=...)"
 
     image_size: Size
     patch_size: Size
@@ -66,10 +67,6 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
                 f'in JSON, [{{"kind": "PrefixTokens", "count": {count}}}]; without prefix tokens: () or []'
             )
         super().__post_init__()
-
-    @property
-    def causal_alternative(self) -> str:
-        return "TextEmbedding(tokens=...)"
 
     @property
     def gives(self) -> tuple[str, ...]:

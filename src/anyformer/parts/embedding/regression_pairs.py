@@ -28,14 +28,11 @@ class PairEmbedding(Embedding, sees="itself"):
 
     inputs: ClassVar[tuple[str, ...]] = ("points", "values", "attention_mask")
     input_kinds: ClassVar[Mapping[str, Kind]] = {"points": "floats", "values": "floats"}
+    gives: ClassVar[tuple[str, ...]] = ("a row of tokens", "pairs")
 
     point_width: Count
     position: AbsolutePosition | None = None
     dropout: Chance = 0.0
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("a row of tokens", "pairs")
 
     def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
         return {"points": (length, self.point_width), "values": (length,)}

@@ -39,6 +39,7 @@ class SpectrogramEmbedding(Embedding, sees="all", called=("log-mel spectrogram",
 
     inputs: ClassVar[tuple[str, ...]] = ("input_features", "attention_mask")
     hides: ClassVar[bool] = False
+    causal_alternative: ClassVar[str] = "Vectors()"
 
     channels: Count = 80
     kernel: Count = 3
@@ -75,10 +76,6 @@ class SpectrogramEmbedding(Embedding, sees="all", called=("log-mel spectrogram",
         for stride in self.strides:
             frames = -(-frames // stride)
         return frames
-
-    @property
-    def causal_alternative(self) -> str:
-        return "Vectors()"
 
 
 class SpectrogramEmbeddingModule(PartModule, of=SpectrogramEmbedding):

@@ -27,6 +27,7 @@ class SubsampledSpectrogram(Embedding, sees="all", called=("convolution subsampl
     convolution [Rekesh et al. 2023]. Padding is set to zero after every convolution and hidden from attention."""
 
     inputs: ClassVar[tuple[str, ...]] = ("input_features", "attention_mask")
+    causal_alternative: ClassVar[str] = "Vectors()"
 
     channels: Count = 80  # M
     depth: Count = 3
@@ -70,10 +71,6 @@ class SubsampledSpectrogram(Embedding, sees="all", called=("convolution subsampl
 
     def vectors(self, length: int) -> int:
         return self.output_length(length)
-
-    @property
-    def causal_alternative(self) -> str:
-        return "Vectors()"
 
 
 class SubsampledSpectrogramModule(PartModule, of=SubsampledSpectrogram):

@@ -20,7 +20,7 @@ from anyformer.parts.embedding.segment_ids import SegmentIds, TokenSegments
 from anyformer.parts.norm import Norm
 from anyformer.parts.position.absolute import add_position
 from anyformer.parts.position.numbering import ByPlace, Numbering, WithoutToken
-from anyformer.runtime.context import Context, at_places, input_extras, leading_pads
+from anyformer.runtime.context import Context, input_extras, leading_pads, select_tokens
 from anyformer.runtime.inputs import boolean_mask, check_shape
 from anyformer.runtime.state import State
 from anyformer.runtime.stores import PerToken
@@ -301,7 +301,7 @@ def _token_mask(mask: Tensor | None, B: int, T: int, state: State | None, placed
             shape = tuple(mask.shape)
             raise ValueError(f"attention_mask of a static cache must be (batch, {state.capacity}), got {shape}")
         check_end = mask is not None and (placed or state.keeps_tokens) and can_read_values()
-        if mask is not None and check_end and not bool(at_places(mask, state.past[:, None] + T - 1).all()):
+        if mask is not None and check_end and not bool(select_tokens(mask, state.past[:, None] + T - 1).all()):
             raise ValueError("attention_mask: a row ends in padding, which a static cache cannot skip; pad on the left")
         return state.is_token if mask is None else mask.bool()
     past = 0 if state is None else state.length

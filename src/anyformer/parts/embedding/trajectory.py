@@ -32,14 +32,7 @@ class TrajectoryEmbedding(Embedding, sees="itself"):
     its time step, followed by a norm. As published, the first row of the table `everywhere` is added to every token;
     the table `tokens` and the input `rewards` are not used."""
 
-    inputs: ClassVar[tuple[str, ...]] = (
-        "states",
-        "actions",
-        "rewards",
-        "returns_to_go",
-        "timesteps",
-        "attention_mask",
-    )
+    inputs: ClassVar[tuple[str, ...]] = ("states", "actions", "rewards", "returns_to_go", "timesteps", "attention_mask")
     input_kinds: ClassVar[Mapping[str, Kind]] = {
         "states": "floats",
         "actions": "floats",
@@ -47,6 +40,7 @@ class TrajectoryEmbedding(Embedding, sees="itself"):
         "returns_to_go": "floats",
         "timesteps": "integers",
     }
+    gives: ClassVar[tuple[str, ...]] = ("a row of tokens", "time steps")
 
     state_width: Count
     action_width: Count
@@ -55,10 +49,6 @@ class TrajectoryEmbedding(Embedding, sees="itself"):
     everywhere: Learned | None = None
     tokens: Tokens | None = None
     dropout: Chance = 0.0
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("a row of tokens", "time steps")
 
     def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
         widths = {"states": self.state_width, "actions": self.action_width, "returns_to_go": 1}

@@ -19,13 +19,10 @@ class Vectors(Embedding, sees="itself"):
     """`inputs_embeds` (B, T, D), unchanged except for `position` and dropout."""
 
     inputs: ClassVar[tuple[str, ...]] = ("inputs_embeds", "attention_mask", "position_ids", "document_ids")
+    gives: ClassVar[tuple[str, ...]] = ("a row of tokens",)
 
     position: AbsolutePosition | None = None
     dropout: float = 0.0
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("a row of tokens",)
 
     def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
         return {"inputs_embeds": (length, width)}

@@ -102,12 +102,10 @@ class OverTime(nn.LayerNorm):
 class WaveformEmbedding(Embedding, sees="all"):
     """Frames from the stem, normalised, projected to the model's width and augmented. Padding frames are zero."""
 
-    inputs: ClassVar[tuple[str, ...]] = (
-        "input_values",
-        "attention_mask",
-        "mask_time_indices",
-    )
+    inputs: ClassVar[tuple[str, ...]] = ("input_values", "attention_mask", "mask_time_indices")
     input_kinds: ClassVar[Mapping[str, Kind]] = {"mask_time_indices": "mask"}
+    causal_alternative: ClassVar[str] = "Vectors()"
+    gives: ClassVar[tuple[str, ...]] = ("a waveform",)
 
     stem: ConvolutionStem
     norm: Norm = LayerNorm()
@@ -121,14 +119,6 @@ class WaveformEmbedding(Embedding, sees="all"):
     def features(self) -> int:
         """Output channels of the stem, which a head may use."""
         return self.stem.widths[-1]
-
-    @property
-    def causal_alternative(self) -> str:
-        return "Vectors()"
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("a waveform",)
 
     def vectors(self, length: int) -> int:
         return self.stem.frames(length)
@@ -173,15 +163,12 @@ class SegmentEmbedding(Embedding, sees="all", called=("waveform patches", "VATT"
     the end is ignored. A segment with any padding sample counts as padding."""
 
     inputs: ClassVar[tuple[str, ...]] = ("input_values", "attention_mask")
+    causal_alternative: ClassVar[str] = "Vectors()"
 
     size: Count
     position: AbsolutePosition | None = None
     norm: Norm | None = None  # of the segments after positions are added
     token_drop: Chance = 0.0  # share of segments that is dropped in training (DropToken)
-
-    @property
-    def causal_alternative(self) -> str:
-        return "Vectors()"
 
     @property
     def hop(self) -> int:

@@ -6,7 +6,7 @@ B batch, T tokens, N = B T, D width, E experts, k experts per token.
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,17 @@ class Router(Part):
         raise NotImplementedError
 
 
+class RouterModule(nn.Module):
+    """Scores the experts of each token with `weight` (E, D)."""
+
+    tapped: ClassVar[TapNames] = ROUTER
+
+    def __init__(self, part: Any, site: Site, num_experts: int) -> None:
+        super().__init__()
+        self.part, self.address, self.num_experts = part, site.address, num_experts
+        self.weight = nn.Parameter(torch.empty(num_experts, site.width))
+
+
 class TopK(Router, sees="itself", called=("Mixtral router", "top-k routing")):
     """The k experts with the highest scores (Mixtral). If experts are in groups, only experts of the best groups are
     chosen [DeepSeek-V2, 2024]. With `correction`, a bias that balances the load without a loss is added to the scores
@@ -67,15 +78,13 @@ class TopK(Router, sees="itself", called=("Mixtral router", "top-k routing")):
         return TopKModule(self, site, num_experts)
 
 
-class TopKModule(nn.Module):
-    tapped: ClassVar[TapNames] = ROUTER
+class TopKModule(RouterModule):
+    part: TopK
     correction: Tensor | None
     exact = ("correction",)  # fp32 in every checkpoint
 
     def __init__(self, part: TopK, site: Site, num_experts: int) -> None:
-        super().__init__()
-        self.part, self.address = part, site.address
-        self.weight = nn.Parameter(torch.empty(num_experts, site.width))
+        super().__init__(part, site, num_experts)
         self.bias = nn.Parameter(torch.empty(num_experts)) if part.bias else None
         self.register_buffer("correction", torch.zeros(num_experts) if part.correction else None)
         self.starts = {"correction": 0.0}
@@ -137,13 +146,11 @@ class Switch(Router, sees="past", called=("Switch Transformer", "top-1 router"))
         return SwitchModule(self, site, num_experts)
 
 
-class SwitchModule(nn.Module):
-    tapped: ClassVar[TapNames] = ROUTER
+class SwitchModule(RouterModule):
+    part: Switch
 
     def __init__(self, part: Switch, site: Site, num_experts: int) -> None:
-        super().__init__()
-        self.part, self.address, self.num_experts = part, site.address, num_experts
-        self.weight = nn.Parameter(torch.empty(num_experts, site.width))
+        super().__init__(part, site, num_experts)
         self.bias = nn.Parameter(torch.empty(num_experts)) if part.bias else None
 
     def state_spec(self) -> PerToken:
@@ -163,7 +170,7 @@ class SwitchModule(nn.Module):
         return Routing(experts.view(-1, 1), weights, logits)
 
 
-def has_room(router: SwitchModule | GShardModule, experts: Tensor, chosen: Tensor, ctx: Context) -> Tensor:
+def has_room(router: RouterModule, experts: Tensor, chosen: Tensor, ctx: Context) -> Tensor:
     """(B, T, k) whether each choice is within the capacity of its expert, for its text or for all B texts."""
     part, E = router.part, router.num_experts
     if part.limit == "text":
@@ -218,13 +225,8 @@ class GShard(Router, sees="past", called=("top-2 router", "GLaM")):
         return GShardModule(self, site, num_experts)
 
 
-class GShardModule(nn.Module):
-    tapped: ClassVar[TapNames] = ROUTER
-
-    def __init__(self, part: GShard, site: Site, num_experts: int) -> None:
-        super().__init__()
-        self.part, self.address, self.num_experts = part, site.address, num_experts
-        self.weight = nn.Parameter(torch.empty(num_experts, site.width))
+class GShardModule(RouterModule):
+    part: GShard
 
     def state_spec(self) -> PerToken:
         """The experts of every token, because earlier tokens count for the capacity."""
@@ -255,13 +257,11 @@ class NoisyTopK(Router, sees="itself", called=("sparsely-gated", "noisy top-k ga
         return NoisyTopKModule(self, site, num_experts)
 
 
-class NoisyTopKModule(nn.Module):
-    tapped: ClassVar[TapNames] = ROUTER
+class NoisyTopKModule(RouterModule):
+    part: NoisyTopK
 
     def __init__(self, part: NoisyTopK, site: Site, num_experts: int) -> None:
-        super().__init__()
-        self.top_k, self.address = part.top_k, site.address
-        self.weight = nn.Parameter(torch.empty(num_experts, site.width))
+        super().__init__(part, site, num_experts)
         self.noise = nn.Parameter(torch.empty(num_experts, site.width))
         self.starts = {"weight": 0.0, "noise": 0.0}  # so that all experts start with the same load
 
@@ -273,9 +273,9 @@ class NoisyTopKModule(nn.Module):
             spread = F.softplus(F.linear(x, self.noise).float()) + 1e-2
             logits = clean + torch.randn_like(clean) * spread
         logits = ctx.tap(self.address, "logits", logits)
-        scores, experts = logits.topk(self.top_k, dim=-1)
+        scores, experts = logits.topk(self.part.top_k, dim=-1)
         weights = ctx.tap(self.address, "weights", scores.softmax(-1))
-        if spread is not None and self.top_k < logits.shape[1]:
+        if spread is not None and self.part.top_k < logits.shape[1]:
             importance = torch.zeros_like(clean).scatter(1, experts, weights).sum(0)
             for name, value in (("importance", importance), ("load", self.load(clean, logits, spread))):
                 ctx.losses.setdefault(name, []).append(value.var(correction=0) / (value.mean() ** 2 + 1e-10))
@@ -283,7 +283,7 @@ class NoisyTopKModule(nn.Module):
 
     def load(self, clean: Tensor, noisy: Tensor, spread: Tensor) -> Tensor:
         """(E,) the expected number of tokens per expert if its noise were drawn again; it is differentiable."""
-        best = noisy.topk(self.top_k + 1, dim=-1).values
+        best = noisy.topk(self.part.top_k + 1, dim=-1).values
         inside = noisy >= best[:, -2:-1]  # a chosen expert must beat the (k+1)-th score, any other the k-th
         threshold = torch.where(inside, best[:, -1:], best[:, -2:-1])
         return torch.special.ndtr((clean - threshold) / spread).sum(0)

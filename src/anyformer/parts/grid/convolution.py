@@ -184,6 +184,7 @@ class Convolutions(Op, sees="all", called=("ResNet", "bottleneck")):
     [He et al. 2016]."""
 
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
+    causal_alternative: ClassVar[str] = "ConvolutionModule(causal=True)"
 
     layers: tuple[GridLayer, ...]
 
@@ -191,10 +192,6 @@ class Convolutions(Op, sees="all", called=("ResNet", "bottleneck")):
         check_layers(self)
         if any(layer.stride > 1 for layer in self.layers):
             raise ValueError("Convolutions.layers: a stride above 1 is only possible between stages; use ResidualDown")
-
-    @property
-    def causal_alternative(self) -> str:
-        return "ConvolutionModule(causal=True)"
 
     def build(self, site: Site) -> nn.Module:
         return ConvolutionsModule(self.layers, site.width, site)

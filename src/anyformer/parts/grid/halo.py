@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.attention import EVERYTHING, Plan, attend
+from anyformer.kernels.attention import EVERYTHING, attend
 from anyformer.parts.computed import Computed
 from anyformer.parts.init import Normal
 from anyformer.parts.op import InHeads, Reshaping
@@ -37,6 +37,7 @@ class HaloAttention(
 
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
     reads_grid: ClassVar[bool] = True
+    causal_alternative: ClassVar[str] = "Attention(num_heads=..., mask=Causal() & Window(size=...))"
 
     num_heads: Count
     block: Count = 1
@@ -56,10 +57,6 @@ class HaloAttention(
     @property
     def stride(self) -> Sides:
         return () if self.step == 1 else (self.step, self.step)
-
-    @property
-    def causal_alternative(self) -> str:
-        return "Attention(num_heads=..., mask=Causal() & Window(size=...))"
 
 
 class HaloAttentionModule(InHeads, of=HaloAttention):
@@ -102,19 +99,7 @@ class HaloAttentionModule(InHeads, of=HaloAttention):
         )  # (1, n, s s, 1)
         bias = hidden.to(q.dtype)[0, :, None, None, :, 0].repeat(B, 1, 1, 1)  # (B n, 1, 1, s s)
         bias = bias.expand(-1, q.shape[1], q.shape[2], -1) if self.rows is None else bias + self.distances(q)
-        out = attend(
-            q,
-            k,
-            v,
-            EVERYTHING,
-            Plan(
-                part.scale,
-                bias=bias,
-                dropout=part.dropout if self.training else 0.0,
-                on_weights=ctx.weights(self.address),
-                kernel=ctx.kernel,
-            ),
-        )  # (B n, H, t, V)
+        out = attend(q, k, v, EVERYTHING, self.attention_plan(ctx, part.dropout, part.scale, bias))  # (B n, H, t, V)
         height, width = image.shape[1] // side, image.shape[2] // side  # in blocks
         out = out.transpose(1, 2).flatten(2).view(B, height, width, side, side, -1).transpose(2, 3)
         out = out.reshape(B, height * side, width * side, -1)[:, : after.rows, : after.columns].flatten(1, 2)

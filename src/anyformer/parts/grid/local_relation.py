@@ -35,6 +35,7 @@ class LocalRelation(Reshaping, sees="all", called=("LR-Net", "pixel attention", 
 
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
     reads_grid: ClassVar[bool] = True
+    causal_alternative: ClassVar[str] = "Attention(num_heads=..., mask=Causal() & Window(size=...))"
 
     num_heads: Count  # groups of channels
     size: Count = 7  # side of the neighbourhood
@@ -50,10 +51,6 @@ class LocalRelation(Reshaping, sees="all", called=("LR-Net", "pixel attention", 
     @property
     def stride(self) -> Sides:
         return () if self.step == 1 else (self.step, self.step)
-
-    @property
-    def causal_alternative(self) -> str:
-        return "Attention(num_heads=..., mask=Causal() & Window(size=...))"
 
 
 class LocalRelationModule(InHeads, of=LocalRelation):

@@ -31,15 +31,12 @@ class NonLocal(Op, sees="all", called=("non-local block", "non-local", "non-loca
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
     reads_grid: ClassVar[bool] = True
     packs: ClassVar[bool] = False
+    causal_alternative: ClassVar[str] = "Attention(num_heads=1, mask=Causal())"
 
     similarity: Literal["embedded", "gaussian", "product", "concatenation"] = "embedded"
     width: Count | None = None  # W; default: half of the model's width
     pool: Count = 1  # keys and values are max-pooled over `pool` x `pool` pixels
     norm: Norm | None = BatchNorm()
-
-    @property
-    def causal_alternative(self) -> str:
-        return "Attention(num_heads=1, mask=Causal())"
 
 
 class NonLocalModule(PartModule, of=NonLocal):
@@ -86,14 +83,11 @@ class CrissCross(Op, sees="all", called=("CC-Net", "criss-cross attention")):
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
     reads_grid: ClassVar[bool] = True
     packs: ClassVar[bool] = False
+    causal_alternative: ClassVar[str] = "Attention(num_heads=1, mask=Causal() & Axial(columns=...))"
 
     num_heads: Count = 1
     reduction: Count = 8  # the width of queries and keys is the model's width divided by this
     bias: bool = True
-
-    @property
-    def causal_alternative(self) -> str:
-        return "Attention(num_heads=1, mask=Causal() & Axial(columns=...))"
 
 
 class CrissCrossModule(InHeads, of=CrissCross):

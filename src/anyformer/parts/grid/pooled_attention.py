@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.attention import EVERYTHING, Plan, attend
+from anyformer.kernels.attention import EVERYTHING, attend
 from anyformer.parts.base import PartModule
 from anyformer.parts.init import Initializer, Kaiming
 from anyformer.parts.mask import FULL
@@ -89,6 +89,7 @@ class PooledAttention(Reshaping, sees="all", called=("MViT", "pooling attention"
 
     packs: ClassVar[bool] = False
     reads_grid: ClassVar[bool] = True
+    causal_alternative: ClassVar[str] = "Attention(num_heads=..., mask=Causal())"
 
     num_heads: Count
     queries: GridPool | None = None
@@ -121,10 +122,6 @@ class PooledAttention(Reshaping, sees="all", called=("MViT", "pooling attention"
     @property
     def stride(self) -> Sides:
         return () if self.queries is None else self.queries.stride
-
-    @property
-    def causal_alternative(self) -> str:
-        return "Attention(num_heads=..., mask=Causal())"
 
 
 class PooledAttentionModule(InHeads, of=PooledAttention):
@@ -159,19 +156,7 @@ class PooledAttentionModule(InHeads, of=PooledAttention):
             pooled = self.query_context(ctx)
             bias = ctx.tap(self.address, "position", self.position.bias(q, pooled.index, scale, pooled)[1])
         visible = EVERYTHING if ctx.is_token is None else ctx.visible(FULL, "these, Full()", ctx.index)
-        out = attend(
-            q,
-            k,
-            v,
-            visible,
-            Plan(
-                scale,
-                bias=bias,
-                dropout=self.part.dropout if self.training else 0.0,
-                on_weights=ctx.weights(self.address),
-                kernel=ctx.kernel,
-            ),
-        )
+        out = attend(q, k, v, visible, self.attention_plan(ctx, self.part.dropout, scale, bias))
         out, q = ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)), q.transpose(1, 2).flatten(2)
         if self.part.add_queries == "all":
             out = out + q

@@ -27,6 +27,7 @@ class Windows(Op, sees="all", called=("Swin", "shifted windows", "window attenti
     do not see each other."""
 
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
+    causal_alternative: ClassVar[str] = "Attention(num_heads=..., mask=Causal() & Window(size=...))"
 
     mixer: Op
     size: int
@@ -49,10 +50,6 @@ class Windows(Op, sees="all", called=("Swin", "shifted windows", "window attenti
                 )
             if isinstance(part, GridBias) and part.size < self.size:
                 raise ValueError(f"Windows.{path}.size is {part.size}; windows of size {self.size} need {self.size}")
-
-    @property
-    def causal_alternative(self) -> str:
-        return "Attention(num_heads=..., mask=Causal() & Window(size=...))"
 
 
 class WindowsModule(PartModule, of=Windows):

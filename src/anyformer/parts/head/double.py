@@ -61,11 +61,7 @@ class DoubleHead(Head):
     """Scores over the vocabulary and one score per text, with one loss each [Radford et al. 2018]. Texts may be
     (B, C, T); choices are then processed separately. `mc_token_ids` is the index of the token that scores each text."""
 
-    inputs: ClassVar[tuple[str, ...]] = (
-        "mc_token_ids",
-        "labels",
-        "mc_labels",
-    )
+    inputs: ClassVar[tuple[str, ...]] = ("mc_token_ids", "labels", "mc_labels")
     input_kinds: ClassVar[Mapping[str, Kind]] = {"mc_token_ids": "integers", "mc_labels": "labels"}
 
     lm: LMHead

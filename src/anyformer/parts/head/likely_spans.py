@@ -26,13 +26,7 @@ class LikelySpans(Head, sees="all"):
     token at `cls_index` (default: the last) [Yang et al. 2019]. `p_mask` is 1 for tokens that cannot be in an answer.
     With labels, only the loss is returned; ends are then scored given the true start."""
 
-    inputs: ClassVar[tuple[str, ...]] = (
-        "start_positions",
-        "end_positions",
-        "is_impossible",
-        "cls_index",
-        "p_mask",
-    )
+    inputs: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions", "is_impossible", "cls_index", "p_mask")
     input_kinds: ClassVar[Mapping[str, Kind]] = {"cls_index": "integers", "p_mask": "mask"}
     requires: ClassVar[tuple[str, ...]] = ("a row of tokens",)  # labels are token indices
 

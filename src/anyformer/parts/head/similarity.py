@@ -159,12 +159,7 @@ class HiddenSpansHead(Head, sees="itself", called=("MERLOT Reserve", "contrastiv
     as in `SimilarityHead`, among all spans of the same kind in the batch [Zellers et al. 2022]. In `input_ids`, the
     token `text` or `audio` replaces a hidden span; the hidden spans are given in the same order."""
 
-    inputs: ClassVar[tuple[str, ...]] = (
-        "hidden_ids",
-        "hidden_mask",
-        "hidden_values",
-        "return_loss",
-    )
+    inputs: ClassVar[tuple[str, ...]] = ("hidden_ids", "hidden_mask", "hidden_values", "return_loss")
     input_kinds: ClassVar[Mapping[str, Kind]] = {
         "hidden_ids": "integers",
         "hidden_mask": "mask",

@@ -27,16 +27,13 @@ class ConvolutionAdapter(Part, sees="all"):
     """Strided gated convolutions that shorten the sequence, after a projection if the width changes."""
 
     requires: ClassVar[tuple[str, ...]] = ("a waveform",)  # padded on the right
+    causal_alternative: ClassVar[str] = "None"
 
     width: Count
     depth: Natural = 3
     kernel: Count = 3
     stride: Count = 2
     layer_drop: float = 0.0  # chance to skip a layer in training
-
-    @property
-    def causal_alternative(self) -> str:
-        return "None"
 
 
 class ConvolutionAdapterModule(PartModule, of=ConvolutionAdapter):

@@ -297,14 +297,11 @@ class Convolutional(AbsolutePosition, sees="all"):
     is stored as a direction and a length per tap (wav2vec 2.0 [Baevski et al. 2020])."""
 
     numbered: ClassVar[bool] = False
+    causal_alternative: ClassVar[str] = "Sinusoidal(length=...)"
 
     kernel: Count = 128
     groups: Count = 16
     activation: Activation = "gelu"
-
-    @property
-    def causal_alternative(self) -> str:
-        return "Sinusoidal(length=...)"
 
     def build(self, site: Site) -> nn.Module:
         if site.width % self.groups:
@@ -323,7 +320,7 @@ class ConvolutionalModule(InputPosition):
         self.starts = {"scale": std * width / math.sqrt(part.groups)}  # the length at the published initialisation
 
     def add(self, x: Tensor, ctx: Context) -> Tensor:
-        if ctx.documents is not None or (ctx.state is not None and ctx.places().shape[-1] != ctx.index.shape[-1]):
+        if ctx.documents is not None or (ctx.state is not None and ctx.key_indices().shape[-1] != ctx.index.shape[-1]):
             raise ValueError("Convolutional positions need one document per row and cannot decode step by step")
         if ctx.tokens is not None:
             x = x * ctx.tokens[..., None]  # pads count as 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from anyformer.parts.base import PartModule
 from anyformer.parts.computed import Computed
 from anyformer.parts.position import dependency_tree
 from anyformer.parts.position.dependency_tree import Tree
-from anyformer.runtime.context import Context, InputExtra, at_places
+from anyformer.runtime.context import Context, InputExtra, select_tokens
 from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.part import Part, Sees, Site
 
@@ -101,11 +102,13 @@ def distance(index: Tensor, places: Tensor) -> Tensor:
 def distance_in(ctx: Context, places: Tensor) -> Tensor:
     """The same for the queries of this pass and keys at row indices `places` (S,) or (B, S)."""
     index, keys = ctx.relative_positions()
-    return distance(index, places if keys.dim() == 1 else at_places(keys, places))
+    return distance(index, places if keys.dim() == 1 else select_tokens(keys, places))
 
 
 class BucketedBias(HeadwisePosition, sees="itself", called=("T5 bias", "relative position bias")):
     """One learned scalar per head and bucket of distances; far buckets are wider [Raffel et al. 2020]."""
+
+    can_share: ClassVar[bool] = True
 
     num_buckets: int = 32
     max_distance: int = 128
@@ -118,10 +121,6 @@ class BucketedBias(HeadwisePosition, sees="itself", called=("T5 bias", "relative
         exact = self.num_buckets // least
         if self.max_distance <= exact:
             raise ValueError(f"BucketedBias.max_distance is {self.max_distance}; it must be above {exact}")
-
-    @property
-    def can_share(self) -> bool:
-        return True
 
 
 class BucketedBiasModule(AttentionPositionModule, of=BucketedBias):
@@ -248,12 +247,10 @@ class RelativeVectorsModule(DistanceModule, of=RelativeVectors):
 class Alibi(HeadwisePosition, sees="itself", called=("linear biases",)):
     """Scores fall linearly with the distance, with a fixed slope per head [Press et al. 2022]."""
 
+    can_share: ClassVar[bool] = True
+
     unpadded: bool = False  # pads do not count in distances (BLOOM)
     signed: bool = False  # later keys score higher (BLOOM)
-
-    @property
-    def can_share(self) -> bool:
-        return True
 
 
 class AlibiModule(AttentionPositionModule, of=Alibi):
@@ -275,7 +272,7 @@ class AlibiModule(AttentionPositionModule, of=Alibi):
         if not self.unpadded or ctx.is_token is None:
             return distance_in(ctx, places)
         real = ctx.is_token.cumsum(-1)
-        return distance(at_places(real, ctx.index), at_places(real, places))
+        return distance(select_tokens(real, ctx.index), select_tokens(real, places))
 
 
 def alibi_slopes(num_heads: int) -> Tensor:

@@ -28,7 +28,7 @@ def parents_of(ctx: Context) -> Tensor:
     if tree is None:
         raise ValueError("positions in a dependency tree need the input tree_parents: each token's head, -1 for roots")
     T, parents = ctx.index.shape[-1], tree.parents
-    if parents.shape[1] != T or (ctx.state is not None and ctx.places().shape[0] != T):
+    if parents.shape[1] != T or (ctx.state is not None and ctx.key_indices().shape[0] != T):
         raise ValueError(f"tree_parents covers {parents.shape[1]} tokens of {T}; a tree cannot grow while decoding")
     index = torch.arange(T, device=parents.device)
     if can_read_values() and int(parents.max()) >= T:

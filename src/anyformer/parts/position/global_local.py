@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from anyformer.parts.position.absolute import AttentionPosition
 from anyformer.parts.position.bias import AttentionPositionModule, distance_in
 from anyformer.parts.position.segments import Segments
-from anyformer.runtime.context import Context, at_places
+from anyformer.runtime.context import Context, select_tokens
 from anyformer.runtime.visibility import text_positions
 from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.part import Site
@@ -50,12 +50,13 @@ class GlobalLocalVectorsModule(AttentionPositionModule, of=GlobalLocalVectors):
         """Return whether each query is global (1 or B, T), and the label of each query and key (1 or B, T, S)."""
         counted, segments, reach = text_positions(ctx.is_token, ctx.documents), ctx.extra(Segments), self.part.reach
         queries, keys = (
-            (at if counted is None else at_places(counted, at.clamp(min=0))).view(-1, at.shape[-1]) < self.part.first
+            (at if counted is None else select_tokens(counted, at.clamp(min=0))).view(-1, at.shape[-1])
+            < self.part.first
             for at in (ctx.index, places)
         )
         same = torch.zeros((), dtype=torch.long, device=places.device)
         if segments is not None:
-            of_query, of_key = (at_places(segments.kinds, at) for at in (ctx.index, places))
+            of_query, of_key = (select_tokens(segments.kinds, at) for at in (ctx.index, places))
             same = (of_query[:, :, None] == of_key[:, None]).long()
         by_distance = distance_in(ctx, places).clamp(-reach, reach) + reach
         across = queries[:, :, None] != keys[:, None]

@@ -75,12 +75,9 @@ class DegreeCentrality(AbsolutePosition, sees="all", called=("centrality encodin
     extra_inputs: ClassVar[tuple[type[InputExtra], ...]] = (Graph,)
     requires: ClassVar[tuple[str, ...]] = ("a row of tokens",)
     numbered: ClassVar[bool] = False
+    causal_alternative: ClassVar[str] = "Learned(length=...)"
 
     most: Count = 16  # larger degrees share the last vector
-
-    @property
-    def causal_alternative(self) -> str:
-        return "Learned(length=...)"
 
 
 class DegreeCentralityModule(InputPosition, of=DegreeCentrality):

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from anyformer.runtime.context import Context, at_places
+from anyformer.runtime.context import Context, select_tokens
 from anyformer.specs.part import Part
 
 
@@ -43,7 +43,7 @@ class RealTokens(Numbering, sees="itself"):
     def renumber(self, ctx: Context) -> Context:
         if ctx.is_token is None or ctx.documents is not None:
             return ctx
-        return ctx.replace(positions=at_places(ctx.is_token.cumsum(-1) * ctx.is_token - 1, ctx.index))
+        return ctx.replace(positions=select_tokens(ctx.is_token.cumsum(-1) * ctx.is_token - 1, ctx.index))
 
 
 class WithoutToken(Numbering, sees="itself"):

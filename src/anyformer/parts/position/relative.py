@@ -17,7 +17,7 @@ from anyformer.parts.computed import ComputesTensors
 from anyformer.parts.position.absolute import AttentionPositionModule
 from anyformer.parts.position.bias import HeadwisePosition, distance
 from anyformer.parts.position.rotary import Rope, RopeModule, frequencies
-from anyformer.runtime.context import Context, at_places
+from anyformer.runtime.context import Context, select_tokens
 from anyformer.specs.field_types import Chance
 from anyformer.specs.part import Site
 
@@ -110,7 +110,7 @@ def align_to_keys(scores: Tensor, places: Tensor, ctx: Context) -> Tensor:
     if index.dim() == keys.dim() == 1 and (ctx.state is None or ctx.state.capacity is None):
         return line_up(scores, places.shape[0], stride_of(ctx))
     # distances differ by row (pads between cached and new tokens, queries in any order), or the keys are in a ring
-    keys = places if keys.dim() == 1 else at_places(keys, places)
+    keys = places if keys.dim() == 1 else select_tokens(keys, places)
     column = farthest(places, ctx) + distance(index, keys)
     return scores.gather(-1, column.clamp(0, scores.shape[-1] - 1)[:, None].expand(*scores.shape[:3], -1))
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.parts.position.relative import RelativeSinusoids, RelativeSinusoidsModule, align_to_keys, distances
-from anyformer.runtime.context import Context, at_places, leading_pads
+from anyformer.runtime.context import Context, leading_pads, select_tokens
 from anyformer.runtime.visibility import first_of_document
 from anyformer.specs.field_types import Chance, Count
 from anyformer.specs.part import Site
@@ -78,7 +78,7 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
         if self.part.first_apart:  # a text begins after its padding on the left or after the previous document
             if ctx.documents is not None:
                 starts = first_of_document(ctx.documents)
-                query, key = (at == at_places(starts, at) for at in (ctx.index, places))
+                query, key = (at == select_tokens(starts, at) for at in (ctx.index, places))
             else:
                 start = 0 if ctx.is_token is None else leading_pads(ctx.is_token)
                 query, key = ctx.index == start, places == start
@@ -91,7 +91,7 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
         segments = ctx.extra(Segments)
         assert segments is not None
         keys = segments.kinds[:, None, None]
-        queries = at_places(segments.kinds, ctx.index)[:, None, :, None]
+        queries = select_tokens(segments.kinds, ctx.index)[:, None, :, None]
         joint = self.part.joint
         apart = queries != keys
         return apart if joint is None else apart & (queries != joint) & (keys != joint)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from anyformer import families
 from anyformer.data import Data, ImageFolder
 from anyformer.inputs.image import Images
-from anyformer.inputs.optional_library import need
+from anyformer.inputs.optional_library import import_optional
 from anyformer.models import Model
 from anyformer.objectives.images import ClassifyImage
 from anyformer.recipes.shared.models import with_labels
@@ -72,7 +72,7 @@ class Contents(NamedTuple):
 
 def count_images(folder: Path) -> Contents:
     """Count the images of a folder. Only the beginning of each file is read, not its pixels."""
-    Image = need("PIL.Image", "data", "a folder of images")
+    Image = import_optional("PIL.Image", "data", "a folder of images")
     classes, sides, grey, broken, outside = Counter[str](), list[int](), True, 0, 0
     for file in ImageFolder(path=str(folder)).files():
         try:

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Unpack
 
 from torch import Tensor
 
-from anyformer.objectives.objective import Record, head_of
+from anyformer.objectives.batches import Record
+from anyformer.objectives.heads import head_of
 from anyformer.parts.head.classify import ClassifyModule
 from anyformer.tasks.options import Labels, TopLabels, Truncate
 from anyformer.tasks.task import Inputs, Row, RunOptions, Source, labels_of, start_run

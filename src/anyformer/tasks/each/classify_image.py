@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
-from anyformer.objectives.objective import head_of
+from anyformer.objectives.heads import head_of
 from anyformer.parts.head.classify import ClassifyModule
 from anyformer.parts.head.image import DistilledModule
 from anyformer.tasks.each.classify import scores_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from anyformer.objectives.examples import array
-from anyformer.objectives.objective import head_of
+from anyformer.objectives.heads import head_of
 from anyformer.parts.head.replaced_tokens import DetectModule
 from anyformer.tasks.options import Truncate
 from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, start_run

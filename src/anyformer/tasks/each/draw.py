@@ -12,7 +12,7 @@ import torch
 from anyformer.generation.diffusion import denoise
 from anyformer.inputs.contact_sheet import largest_value, to_bytes, write_sheet
 from anyformer.models import AutoencoderModule, TransformerModule
-from anyformer.objectives.objective import describe_head
+from anyformer.objectives.heads import describe_head
 from anyformer.parts.diffusion import NoiseHead
 from anyformer.specs.messages import nearest, quote
 from anyformer.tasks.image_tokens import DrawOptions, can_write, companion, draw_by_tokens
@@ -130,7 +130,4 @@ def draw_by_diffusion(reader: TaskModel, options: DrawOptions) -> list[np.ndarra
 # (whether a model can draw this way, the function that draws: one (count, H, W, C) array of bytes per text)
 METHODS: tuple[
     tuple[Callable[[TransformerModule], bool], Callable[[TaskModel, DrawOptions], list[np.ndarray]]], ...
-] = (
-    (can_denoise, draw_by_diffusion),
-    (can_write, draw_by_tokens),
-)
+] = ((can_denoise, draw_by_diffusion), (can_write, draw_by_tokens))

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.models import Call
-from anyformer.objectives.objective import Batch, Record, model_inputs
+from anyformer.objectives.batches import Batch, Record
+from anyformer.objectives.heads import model_inputs
 from anyformer.specs.messages import nearest, quote
 from anyformer.tasks.options import Raw, Truncate
 from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, start_run

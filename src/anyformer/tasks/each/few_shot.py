@@ -9,8 +9,8 @@ from typing import Annotated, Any, Unpack
 
 from anyformer.evaluate.likelihood import Pair, encode_pair, likelihoods
 from anyformer.generation import check_can_generate
+from anyformer.objectives.batches import Record
 from anyformer.objectives.examples import array
-from anyformer.objectives.objective import Record
 from anyformer.specs.messages import nearest, quote
 from anyformer.tasks.options import Examples
 from anyformer.tasks.task import Inputs, Row, RunOptions, Source, TaskRun, start_run

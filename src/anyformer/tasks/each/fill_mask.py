@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyformer.objectives.objective import Record, language_head
+from anyformer.objectives.batches import Record
+from anyformer.objectives.heads import language_head
 from anyformer.specs.messages import quote
 from anyformer.tasks.options import Truncate
 from anyformer.tasks.task import Inputs, Row, RunOptions, Source, TaskRun, start_run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from anyformer.objectives.objective import Record
+from anyformer.objectives.batches import Record
 from anyformer.objectives.sentences import FOLLOWS
 from anyformer.parts.head.pretraining import NextSentenceHead, PretrainingHead
 from anyformer.tasks.options import Truncate

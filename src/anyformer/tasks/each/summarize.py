@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Unpack
 
-from anyformer.objectives.objective import Record
+from anyformer.objectives.batches import Record
 from anyformer.tasks.options import Beams, LengthPenalty, MaxNewTokens, Truncate
 from anyformer.tasks.task import Inputs, Row, RunOptions, Source, start_run
 from anyformer.tasks.writing import check_pair, check_settings, options_of, task_params, write

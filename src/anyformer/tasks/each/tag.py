@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers.models import BPE, WordPiece
 
 from anyformer.objectives.examples import array
-from anyformer.objectives.objective import head_of
+from anyformer.objectives.heads import head_of
 from anyformer.objectives.tag import LABEL_ALL_TOKENS, split_words, token_words
 from anyformer.parts.head.tag import TagModule
 from anyformer.specs.messages import nearest, quote

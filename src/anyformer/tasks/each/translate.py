@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Unpack
 
-from anyformer.objectives.objective import Record
+from anyformer.objectives.batches import Record
 from anyformer.specs.messages import nearest, quote
 from anyformer.tasks.options import Beams, LengthPenalty, MaxNewTokens, Truncate
 from anyformer.tasks.task import Inputs, Row, RunOptions, Source, TaskRun, start_run

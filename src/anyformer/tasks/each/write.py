@@ -10,7 +10,7 @@ import numpy as np
 from anyformer.generation import check_can_generate, generate
 from anyformer.generation.defaults import settings_for
 from anyformer.generation.writing import TextStream, check_ids, length_for, new_tokens
-from anyformer.objectives.objective import Record
+from anyformer.objectives.batches import Record
 from anyformer.tasks.options import Beams
 from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, start_run
 from anyformer.tasks.writing import check_settings, decode_text
