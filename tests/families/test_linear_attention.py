@@ -155,7 +155,7 @@ def test_invariants(features: Features) -> None:
     )  # fmt: skip
     assert found == DECODER
     holds_in_half_precision(decoder(features), {"input_ids": ids})
-    holds(invariants.packing, encoder(features), {"input_ids": ids}, **packing)
+    holds(invariants.check_packing, encoder(features), {"input_ids": ids}, **packing)
     ids = text(40)
     assert all_hold(encoder(features), {"input_ids": ids}, {"labels": ids}) == {*ENCODER, "packing"}
 

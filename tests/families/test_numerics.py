@@ -173,9 +173,8 @@ def test_n7_packed_documents_equal_separate_ones(case: Case) -> None:
         inputs["decoder_input_ids"] = inputs["input_ids"] % spec.decoder_embedding.tokens.vocab_size
     if "document_ids" not in spec.embedding.inputs or isinstance(spec.head, MultipleChoiceHead):
         pytest.skip("nothing to pack here")
-    failure = invariants.failure(
-        invariants.check_packing, ours(case), inputs, gradients=True
-    )  # a refusal is an error here
+    # a refusal is an error here
+    failure = invariants.failure(invariants.check_packing, ours(case), inputs, gradients=True)
     assert failure is None, failure
 
 
