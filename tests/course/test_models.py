@@ -36,16 +36,14 @@ def test_the_translator_answers_dates_it_has_not_seen(tmp_path: Path) -> None:
     rows = [row for row in splits[1] if row["target"] not in seen][:60]
     model, read = models.load("dates")
     inputs = read([row["source"] for row in rows], padding=True)
-    written = [
-        read.decode(ids, skip_special_tokens=True) for ids in af.generate(model, **inputs, max_new_tokens=16)
-    ]
+    written = [read.decode(ids, skip_special_tokens=True) for ids in af.generate(model, **inputs, max_new_tokens=16)]
     assert sum(text == row["target"] for text, row in zip(written, rows, strict=True)) >= 57
 
 
 def test_the_gpt_knows_the_documentation() -> None:
     """Its loss on a sentence of Python's documentation is far below that of the same words in reverse."""
     model, read = models.load("docs")
-    words = "The following functions are called when the object is created".split()
+    words = ["The", "following", "functions", "are", "called", "when", "the", "object", "is", "created"]
     losses = []
     for order in (words, words[::-1]):
         ids = read(" ".join(order))["input_ids"]

