@@ -74,3 +74,13 @@ def test_alignment(tmp_path) -> None:
     assert found[:4].argmax(-1).tolist() == [8, 9, 10, 11]  # the digits of the year, one by one
     with pytest.raises(ValueError, match="an encoder and a decoder"):
         lectures.PICTURES["alignment"].draw(Scene(planted(), {"input_ids": torch.tensor([[4, 7, 2]])}, words=str))
+
+
+def test_the_taxonomy_names_parts_that_exist() -> None:
+    import anyformer as af
+    from anyformer_course.pictures.taxonomy import TAXONOMY
+
+    parts = [part for variants in TAXONOMY.values() for part in variants.values()]
+    assert len(parts) == 25 and all(isinstance(getattr(af.parts, part), type) for part in parts)
+    shown = [text.get_text() for text in lectures.PICTURES["taxonomy"].draw().axes[0].texts]
+    assert "Linformer 2020\nLinformerAttention" in shown and len(shown) == len(parts) + len(TAXONOMY)
