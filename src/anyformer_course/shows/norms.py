@@ -17,7 +17,7 @@ from anyformer_course.shows._small import module
 
 
 def example(numbers: str = "1 2 3 6", *, branch: float = 0.5, layers: int = 24) -> Shown:
-    """Normalize `numbers`. DeepNorm normalizes alpha x + f(x), here with f(x) = `branch` times x, shifted by one place."""
+    """Normalize `numbers`. DeepNorm normalizes alpha x + f(x); here f(x) is `branch` times x, shifted by one."""
     try:
         x = torch.tensor([float(each) for each in numbers.split()])
     except ValueError:
@@ -41,8 +41,10 @@ def example(numbers: str = "1 2 3 6", *, branch: float = 0.5, layers: int = 24) 
         ]
     names = list(results)
     errors = [float((results[names[i]] - each).abs().max()) for i, each in zip((1, 3), library, strict=True)]
-    rows = [[name, *each.tolist(), float(each.mean()), float(each.var(correction=0)), float(each.square().mean().sqrt())]
-            for name, each in results.items()]  # fmt: skip
+    rows = []
+    for name, each in results.items():
+        moments = each.mean(), each.var(correction=0), each.square().mean().sqrt()
+        rows.append([name, *each.tolist(), *map(float, moments)])
 
     def draw() -> Any:
         figure, axes = new(1, 1, 9, 3.2)

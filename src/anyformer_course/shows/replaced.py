@@ -49,13 +49,16 @@ def example(
         axes[0, 0].set_title(f"replaced by another word, % of {draws} draws", fontsize=10)
         return figure
 
-    first = [[word, generator.tokens[int(masked[0, i])], generator.tokens[int(filled[0, i])],
-              "replaced" if replaced[0, i] else "original", float(by_word[i])] for i, word in enumerate(words)]  # fmt: skip
+    first = []
+    for i, word in enumerate(words):
+        read = (generator.tokens[int(ids[0, i])] for ids in (masked, filled))
+        first.append([word, *read, "replaced" if replaced[0, i] else "original", float(by_word[i])])
+    columns = ("word", "generator reads", "discriminator reads", "label", "share replaced")
     return Shown(
         f"Of {number} masked words the generator fills {100 * kept:.0f} % as they were. BERT learns from {number} of "
         f"{T} positions, ELECTRA from all {T}.",
         [
-            Table("the first draw", ("word", "generator reads", "discriminator reads", "label", "share replaced"), first),
+            Table("the first draw", columns, first),
             Table("positions with a loss", ("objective", "positions", "share"),
                   [["masked words (BERT)", number, number / T], ["replaced words (ELECTRA)", T, 1.0]]),
         ],
