@@ -5,6 +5,7 @@ B batch, T tokens, D width.
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,12 @@ from anyformer.stacks.funnel import Funnel
 from small import close
 from swaps import GROUND, MASKS, NOT_FOR_TEXT, OPS, OURS, SLOTS, SWAPS, T, V, part_of, plain, stirred, swapped, text
 from tiny import CONFIGS
+
+
+@functools.cache
+def model_with(slot: str, kind: str) -> Any:
+    """Return a causal model with this kind of Part in this slot; raise ValueError if its description is refused."""
+    return stirred(swapped(slot, kind)).eval()
 
 
 def future_seen(model: Any) -> bool:
@@ -87,7 +94,7 @@ def test_masks_put_together() -> None:
 def test_what_is_swapped_in_sees_no_future_or_is_refused(slot: str, kind: str) -> None:
     """Every kind in every slot it fits is either accepted and causal, or refused in one line with its address."""
     try:
-        spec = swapped(slot, kind)
+        causal = model_with(slot, kind)
     except ValueError as error:
         line = str(error)
         assert line.startswith(slot) and "\n" not in line and "lets a token see the future; " in line
@@ -104,22 +111,23 @@ def test_what_is_swapped_in_sees_no_future_or_is_refused(slot: str, kind: str) -
         if kind not in OWN_INPUTS:
             assert future_seen(stirred(model)), f"{kind} was refused, but is causal"
     else:
-        assert not future_seen(stirred(spec)), f"{kind} at {slot} sees the future"
+        assert not future_seen(causal), f"{kind} at {slot} sees the future"
 
 
 @pytest.mark.parametrize(("slot", "kind"), SWAPS)
 def test_what_is_swapped_in_keeps_packed_documents_apart_or_refuses_them(slot: str, kind: str) -> None:
     """N7 for a causal model, or for a bidirectional model if the kind is not causal."""
     try:
-        spec: Any = swapped(slot, kind)
+        model = model_with(slot, kind)
     except ValueError:
         try:
             fields = deferred_checks(slot, kind)
             spec = EncoderModel(**{("encoder" if name == "decoder" else name): fields[name] for name in fields})
         except ValueError:
             return  # it does not fit a text model
+        model = stirred(spec).eval()
     try:
-        assert invariants.check_packing(stirred(spec).eval(), {"input_ids": text()[:1]}) <= TOLERANCE
+        assert invariants.check_packing(model, {"input_ids": text()[:1]}) <= TOLERANCE
     except invariants.DoesNotApply as error:
         assert "\n" not in str(error)
     except ValueError as error:
@@ -336,10 +344,9 @@ def test_heads_of_a_shared_bias() -> None:
 def test_written_with_and_without_a_memory_it_is_the_same_text(slot: str, kind: str) -> None:
     """For every causal model, `generate` writes the same text with and without a cache."""
     try:
-        spec = swapped(slot, kind)
+        model = model_with(slot, kind)
     except ValueError:
         return  # tested above
-    model = stirred(spec).eval()
     ids = text()[:, :5]
     options = {"max_new_tokens": 6, "do_sample": False, "return_dict": True, "output_scores": True}
     usual, again = (af.generate(model, ids, **options, **more) for more in ({}, {"use_cache": False}))

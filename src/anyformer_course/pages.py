@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from anyformer_course import lesson, notebooks, render
+from anyformer_course.in_html import text_html
 from anyformer_course.shown import Shown
 
 Run = Callable[[lesson.Block], Shown]
@@ -84,7 +85,7 @@ def lesson_page(which: lesson.Lesson, pictures: Path, run: Run) -> str:
         shown = [run(block) for block in (stop.demonstration, stop.changed)]
         names = [f"{stop.slug}.svg", f"{stop.slug}-try.svg"]
         for each, name in zip(shown, names):
-            (pictures / name).write_text(render.svg(each), encoding="utf-8")
+            (pictures / name).write_text(each.svg(), encoding="utf-8")
         paths = [f"{pictures.name}/{name}" for name in names]
         slides = ", ".join(f"“{render.escape(title)}”" for title in stop.slides)
         parts += [
@@ -140,12 +141,12 @@ def cached_html(which: lesson.Lesson, run: Run = run_block) -> Path:
 
 
 def html_page(which: lesson.Lesson, run: Run = run_block) -> str:
-    text, title = render.html_text, html.escape(f"{which.number}. {which.title}")
+    text, title = text_html, html.escape(f"{which.number}. {which.title}")
     body = [f"<h1>{title}</h1>", *(f"<p>{text(each)}</p>" for each in which.introduction.split("\n\n"))]
     links = "".join(f'<li><a href="#{stop.slug}">{text(stop.title)}</a></li>' for stop in which.stops)
     body.append(f"<details><summary>{len(which.stops)} stops</summary><ol>{links}</ol></details>")
     for stop in which.stops:
-        shown, changed = (render.html_shown(run(block)) for block in (stop.demonstration, stop.changed))
+        shown, changed = (run(block)._repr_html_() for block in (stop.demonstration, stop.changed))
         body += [
             f'<h2 id="{stop.slug}">{stop.name} {text(stop.title)}</h2>',
             f'<p class="slides">Slides: {html.escape(", ".join(stop.slides))}</p>',

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from anyformer_course.in_html import example_html
+from anyformer_course.table import Table
 
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """Rows of numbers and words under a title. The first column names the rows."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]  # numbers, strings, booleans or None; numbers are rounded only for display
+__all__ = ["Shown", "Table", "names", "show"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +28,17 @@ class Shown:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the sentence, the picture and the tables."""
-        from anyformer_course.render import html_shown
+        return example_html(self.says, self.tables, self.svg())
 
-        return html_shown(self)
+    def svg(self) -> str:
+        """Draw the picture as SVG, the same bytes every time, on white: readable on light and dark pages."""
+        import matplotlib
+
+        out = io.StringIO()
+        with matplotlib.rc_context({"svg.hashsalt": "anyformer", "svg.fonttype": "none"}):
+            self.draw().savefig(out, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
+        text = out.getvalue()
+        return text[text.index("<svg") :]
 
 
 def names() -> list[str]:

@@ -662,15 +662,7 @@ NEVER_DRAWN = {
     **dict.fromkeys(("TwoTowerModel", "SimilarityHead", "ThreeTowerModel", "SpacesHead"), BOTH),
     **dict.fromkeys(("SigmoidSimilarityHead", "PooledVector"), BOTH),
     **dict.fromkeys(
-        (
-            "AutoencoderModel",
-            "ConvDecoder",
-            "KLDecoder",
-            "GumbelCodes",
-            "RoundedCodes",
-            "GaussianLatent",
-        ),
-        AGAIN,
+        ("AutoencoderModel", "ConvDecoder", "KLDecoder", "GumbelCodes", "RoundedCodes", "GaussianLatent"), AGAIN
     ),
     **dict.fromkeys(("TwoStreams", "OrderedText"), ORDER),
     "LikelySpans": SPANS,

@@ -13,13 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from catalogue import (
-    is_causal,
-    is_encoder_decoder,
-    make_labels,
-    make_token_labels,
-    randomise,
-)
+from catalogue import is_causal, is_encoder_decoder, make_labels, make_token_labels, randomise
 from torch import Tensor
 
 import anyformer as af

@@ -258,9 +258,10 @@ def test_a_terminal_gets_a_drawn_table_and_a_sign_of_life(monkeypatch: pytest.Mo
 
 
 def test_count_at_a_length(run, tmp_path: Path) -> None:
-    picture = tmp_path / "parts.svg"
-    code, out, err = run("count", "gpt2", "--length", "100", "--batch", "3", "--causal", "--json", "--picture", picture)
-    found, counted = json.loads(out), af.count(af.spec("gpt2"))
+    picture, few = tmp_path / "parts.svg", ("--set", "decoder.depth=2")
+    words = ("--length", "100", "--batch", "3", "--causal", "--json", "--picture", picture)
+    code, out, err = run("count", "gpt2", *few, *words)
+    found, counted = json.loads(out), af.count(af.override(af.spec("gpt2"), {"decoder.depth": 2}))
     assert (code, err) == (0, "") and "decoder.layers.attention" in picture.read_text()
     assert found["flops"]["batch"] == counted.flops(100, 3, causal=True) == 3 * sum(found["flops_parts"].values())
     assert found["flops"]["training"] == counted.training_flops(100, 3, causal=True)
@@ -273,23 +274,25 @@ def test_count_of_a_sliding_window(run) -> None:
     """FLOPs of the whole square that a kernel computes, and of the pairs that the mask needs."""
     masks = '[{"kind": "Causal"}, {"kind": "Window", "size": 9}]'
     window = f'decoder.layers.attention.op.mask={{"kind": "All", "masks": {masks}}}'
-    code, out, err = run("count", "gpt2", "--length", "100", "--batch", "2", "--set", window, "--json")
-    found, products = json.loads(out), 12 * 4 * 768  # 12 layers, both products: 4 d a pair
+    words = ("count", "gpt2", "--length", "100", "--set", window, "--set", "decoder.depth=2")
+    code, out, err = run(*words, "--batch", "2", "--json")
+    found, products = json.loads(out), 2 * 4 * 768  # 2 layers, both products: 4 d per pair
     assert (code, err) == (0, "")
     assert found["flops"]["text"] - found["flops_needed"]["text"] == products * (100 * 100 - (45 + 91 * 9))
     assert found["flops_needed"]["batch"] == 2 * found["flops_needed"]["text"]
-    code, out, err = run("count", "gpt2", "--length", "100", "--set", window)
+    code, out, err = run(*words)
     assert (code, err) == (0, "") and "the masks need" in out
 
 
 def test_count_of_an_image(run) -> None:
     """FLOPs of an image model's positions without --length; a given --length is refused."""
-    code, out, err = run("count", "vit-b16", "--batch", "2", "--json")
-    found, counted = json.loads(out), af.count(af.spec("vit-b16"))
+    words = ("count", "vit-b16", "--set", "encoder.depth=2")
+    code, out, err = run(*words, "--batch", "2", "--json")
+    found, counted = json.loads(out), af.count(af.override(af.spec("vit-b16"), {"encoder.depth": 2}))
     assert (code, err) == (0, "") and found["positions"] == 197
     assert found["flops"]["image"] == counted.flops(1) and found["flops"]["batch"] == 2 * counted.flops(1)
     assert found["flops"]["position"] == counted.flops(1) // 197
-    code, out, err = run("count", "vit-b16")
+    code, out, err = run(*words)
     assert (code, err) == (0, "") and "FLOPs per position" in out and "(197 positions)" in out
     for more in ([], ["--by", "size"]):
         line = "--length: this model reads only pixel_values of 3 x 224 x 224"

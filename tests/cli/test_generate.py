@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -94,9 +93,9 @@ def test_the_prompt_comes_from_three_places(run: Run, model: Path, tmp_path: Pat
     write(tmp_path, "prompt.txt", "The fox\n")
     code, out, err = run(model, "--file", tmp_path / "prompt.txt", *flags)
     assert (code, json.loads(out), err) == (0, direct, "")
-    command = [sys.executable, "-m", "anyformer", "generate", str(model), *map(str, flags)]
-    piped = subprocess.run(command, input="The fox\n", capture_output=True, text=True)
-    assert (piped.returncode, json.loads(piped.stdout), piped.stderr) == (0, direct, "")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"The fox\n")))
+    code, out, err = run(model, *flags)
+    assert (code, json.loads(out), err) == (0, direct, "")
     write(tmp_path, "prompts.txt", "The fox\n\nA tab\nThe fox\n")
     code, out, err = run(model, "--file", tmp_path / "prompts.txt", "--lines", *flags)
     rows = [json.loads(line) for line in out.splitlines()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def test_quickstart_in_a_small_form(tmp_path: Path, capsys: pytest.CaptureFixtur
     """The complete quickstart: parts, vocabulary, training with baselines and samples, report, generated text."""
     monkeypatch.chdir(tmp_path)
     torch.set_num_threads(1)
-    quickstart.main([word for change in SMALL for word in ("--set", change)])
+    quickstart.main(["--dates-steps", "2", *(word for change in SMALL for word in ("--set", change))])
     out, err = capsys.readouterr()
     assert err == ""
     assert re.search(r"^decoder\.layers\.attention\.op +Attention +296,448$", out, re.MULTILINE)
@@ -40,7 +41,26 @@ def test_quickstart_in_a_small_form(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert not re.search(r"(src|href)=[\"']?(http|//)", page)
     written = out.partition("$ anyformer generate")[2].splitlines()[1]
     assert written and af.load(folder).spec.decoder.depth == 2
+    dates = out.partition("DATE, on dates that were not in the training data\n")[2].splitlines()
+    assert len(dates[:5]) == 5 and all(re.search(r"(exact|wrong: \d{4}-\d\d-\d\d)$", line) for line in dates[:5])
+    assert re.search(r"validation loss \S+, exact_match [\d.]+", out)
+    assert (folder.with_name("dates") / "attention.png").read_bytes().startswith(b"\x89PNG")
     assert quickstart.unused_folder(folder) == folder.with_name("quickstart-2")  # a second run gets a new folder
+
+
+@pytest.mark.slow
+def test_the_translator_of_the_quickstart_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """At least 95 % of held-out dates are exactly right, and the decoder reads the year where the source has it."""
+    quickstart.learn_dates(tmp_path / "quickstart", "cpu", time.monotonic() + 1200, None)
+    out, _ = capsys.readouterr()
+    assert float(re.findall(r"exact_match (\S+),", out)[-1]) >= 95
+    assert len(re.findall(r"exact$", out, re.MULTILINE)) >= 4
+    model, read = af.load(tmp_path / "dates"), af.processor(tmp_path / "dates")
+    inputs = {**read("14 July 1789"), "decoder_input_ids": torch.tensor([read.tokenizer.encode_target("1789-07-14")])}
+    inputs["decoder_input_ids"] = torch.cat([torch.tensor([[model.spec.start_token]]), inputs["decoder_input_ids"]], 1)
+    address = "decoder.layers.1.cross.op.weights"
+    weights = af.trace(model, keep=address, **inputs)[address][0].mean(0)  # (T, S), the mean of the heads
+    assert weights[:4, 8:12].sum(-1).min() > 0.5  # the four digits of the year
 
 
 def test_quickstart_draws_a_tree_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:

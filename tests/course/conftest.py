@@ -12,7 +12,7 @@ import pytest
 
 import anyformer_course
 from anyformer.specs import extensions
-from anyformer_course import check, lesson, render
+from anyformer_course import check, lesson
 from anyformer_course.extension import register
 from anyformer_course.shown import Shown, show
 
@@ -57,7 +57,8 @@ def session_results() -> Computed:
 @pytest.fixture
 def computed(session_results: Computed, monkeypatch: pytest.MonkeyPatch) -> Computed:
     monkeypatch.setattr(anyformer_course, "show", session_results.show)
-    monkeypatch.setattr(render, "svg", functools.partial(session_results.svg, render.svg))
+    draw = Shown.svg
+    monkeypatch.setattr(Shown, "svg", lambda shown: session_results.svg(draw, shown))
     return session_results
 
 

@@ -23,7 +23,7 @@ from anyformer_course.data import speech
 GENERATED = [name for name in recipes() if folders_of(name) and all(origin_of(f).generate for f in folders_of(name))]
 OTHER_SIZES = {name for name in recipes() if name.startswith("gpt3") and name != "gpt3-small"}  # too large for a test
 SMALLER: dict[str, dict[str, Any]] = {  # the same writers, for fewer examples
-    "offline_rl_expert": {"count": 30}, "spoken_digits": {"takes": 8}, "shapes": {"count": 60},
+    "offline_rl_expert": {"count": 30}, "spoken_digits": {"takes": 8}, "shapes": {"count": 60}, "dates": {"most": 80},
     "drawn_emoji": {"most": 60}, "text": {"most": 20}, "books": {"most": 10},
     "wikipedia": {"most": 10}, "gpt3": {"most": 30}, "dialogue": {"most": 40},
 }  # fmt: skip
@@ -49,6 +49,7 @@ GPT = {
 }
 SMALL: dict[str, dict[str, Any]] = {  # smaller models, and fewer examples of them
     "cartpole": {"model.decoder.depth": 1, "batch.examples": 4},
+    "dates": {"batch.examples": 4},
     "dialogue": {"objective.length": 512, "batch.examples": 2, "batch.micro": 2},
     "digits": {**FEW_STRINGS, "data.test": "null", "model.encoder.depth": 1},
     "digits-seq2seq": {**FEW_STRINGS, "data.test": "null", "model.encoder.depth": 1},

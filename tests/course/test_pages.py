@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from anyformer_course import lesson, pages, render
-from anyformer_course.shown import Shown, Table
+from anyformer_course import in_html, lesson, pages, render
+from anyformer_course.shown import Shown
+from anyformer_course.table import Table, number
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,8 +55,8 @@ def test_one_html_file(computed: Any, sample: lesson.Lesson, tmp_path: Path, mon
 
 def test_pictures_are_the_same_every_time_and_white() -> None:
     shown = lesson.Block('show("attention")', Path("7.md"), 1).run()
-    first = render.svg(shown)
-    assert first == render.svg(shown) and "fill: #ffffff" in first and "<dc:date>" not in first
+    first = shown.svg()
+    assert first == shown.svg() and "fill: #ffffff" in first and "<dc:date>" not in first
     xml.dom.minidom.parseString(first)
 
 
@@ -66,7 +67,7 @@ def test_tables_on_pages_and_in_notebooks() -> None:
     assert render.markdown_table(TABLE).splitlines() == [
         "| word | x\\|y | on |", "| --- | ---: | --- |", "| &lt;b&gt; | 0.123 | yes |", "| c\\* | 12,345 |  |",
     ]  # fmt: skip
-    html = render.html_table(TABLE)
+    html = in_html.table_html(TABLE)
     assert '<td>&lt;b&gt;</td><td style="text-align: right">0.123</td><td>yes</td>' in html
 
 
@@ -85,7 +86,7 @@ def test_long_tables_are_folded(rows: int, folded: bool) -> None:
      (1e-9, "1e-09"), (float("nan"), "nan"), (-0.0, "0"), (2017, "2017"), (10000, "10,000"), (False, "no"), (None, "")],
 )  # fmt: skip
 def test_numbers(value: Any, text: str) -> None:
-    assert render.number(value) == text
+    assert number(value) == text
 
 
 def test_wide_and_long_tables_are_cut_in_the_terminal() -> None:
@@ -98,7 +99,7 @@ def test_wide_and_long_tables_are_cut_in_the_terminal() -> None:
 
 
 def test_text_of_lessons_as_html() -> None:
-    assert render.html_text("`a<b>` is **so** *nice* & 2 * 3 [x](https://y.org)") == (
+    assert in_html.text_html("`a<b>` is **so** *nice* & 2 * 3 [x](https://y.org)") == (
         '<code>a&lt;b&gt;</code> is <strong>so</strong> <em>nice</em> &amp; 2 * 3 <a href="https://y.org">x</a>'
     )
 

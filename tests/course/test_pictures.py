@@ -59,3 +59,28 @@ def test_by_command(capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch: p
     ):
         assert cli.main(["look", *arguments]) == 2
         assert line in capsys.readouterr().err
+
+
+def test_alignment(tmp_path) -> None:
+    """The maps are the weights of cross-attention; a row is labelled with the token that it predicts."""
+    from anyformer.look.inputs import scene
+    from anyformer_course import models
+
+    figure = lectures.PICTURES["alignment"].draw(scene(str(models.folder("dates")), "14 July 1789", dtype="float32"))
+    assert len(figure.axes) == 2
+    for axis, found in zip(figure.axes, images(figure).values()):
+        assert found.shape == (11, 13) and np.allclose(found.sum(-1), 1, atol=1e-5)
+        assert [label.get_text() for label in axis.get_yticklabels()] == [*"1789-07-14", "end"]
+    assert found[:4].argmax(-1).tolist() == [8, 9, 10, 11]  # the digits of the year, one by one
+    with pytest.raises(ValueError, match="an encoder and a decoder"):
+        lectures.PICTURES["alignment"].draw(Scene(planted(), {"input_ids": torch.tensor([[4, 7, 2]])}, words=str))
+
+
+def test_the_taxonomy_names_parts_that_exist() -> None:
+    import anyformer as af
+    from anyformer_course.pictures.taxonomy import TAXONOMY
+
+    parts = [part for variants in TAXONOMY.values() for part in variants.values()]
+    assert len(parts) == 25 and all(isinstance(getattr(af.parts, part), type) for part in parts)
+    shown = [text.get_text() for text in lectures.PICTURES["taxonomy"].draw().axes[0].texts]
+    assert "Linformer 2020\nLinformerAttention" in shown and len(shown) == len(parts) + len(TAXONOMY)

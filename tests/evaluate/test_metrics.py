@@ -80,6 +80,7 @@ def test_texts_by_sacrebleu() -> None:
     predicted = ["Ein Mann schläft auf einem Sofa.", "zwei Hunde rennen über eine Wiese!"]
     texts = TEXTS.functions
     assert texts["bleu"](predicted, wanted) == sacrebleu.corpus_bleu(predicted, [wanted]).score
+    assert texts["exact_match"](["a b", "a", "c"], ["a b", ["b", "a"], "C"]) == pytest.approx(100 * 2 / 3)
     assert texts["chrf"](predicted, wanted) == sacrebleu.corpus_chrf(predicted, [wanted]).score
     lower = [[text.lower() for text in texts] for texts in (predicted, wanted)]
     assert texts["bleu_lower"](predicted, wanted) == sacrebleu.corpus_bleu(lower[0], [lower[1]]).score

@@ -33,7 +33,7 @@ from anyformer.evaluate import invariants
 from anyformer.evaluate.invariants import EXACT, TOLERANCE
 from anyformer.evaluate.model_outputs import DoesNotApply
 from anyformer.models import Model
-from anyformer.parts.base import Embedding
+from anyformer.parts.base import AbsolutePosition, Embedding
 from anyformer.parts.embedding import subsampling, vectors
 from anyformer.parts.grid.pooled_attention import PooledAttention
 from anyformer.parts.head import contrastive, double, likely_spans, replaced_tokens, similarity, xvector
@@ -45,7 +45,10 @@ from anyformer.parts.head.pretraining import NextSentenceHead, PretrainingHead
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.speech import FrameHead
 from anyformer.parts.head.tag import TagHead
+from anyformer.parts.mask import Mask
 from anyformer.parts.op import Op
+from anyformer.parts.position.bias import AttentionPosition
+from anyformer.parts.position.numbering import Numbering
 from anyformer.stacks.block import Steps
 from anyformer.stacks.funnel import Funnel
 from anyformer.stacks.perceiver import Perceiver
@@ -392,26 +395,26 @@ def holds(
     assert failure is None, f"{invariant.__name__}: {failure}"
 
 
-def all_hold(
-    model: Any, inputs: dict[str, Any], labels: dict[str, Any], cuts: Collection[int] | None = None
-) -> set[str]:
-    """Check every invariant of a family without a published class. Return the names of those that apply."""
+def all_hold(model: Any, inputs: dict[str, Any], labels: dict[str, Any], **more: dict[str, Any]) -> set[str]:
+    """Check every invariant of a family without a published class; `more` has options of single invariants. Return the
+    names of those that apply."""
     found = set()
-    for invariant, more, tolerance, options in (
-        (invariants.check_causality, {}, EXACT, {"cuts": cuts, "must_show": True}),
-        (invariants.check_rows, {}, TOLERANCE, {}),
+    for invariant, given, tolerance, options in (
+        (invariants.check_causality, {}, EXACT, {"must_show": True}), (invariants.check_rows, {}, TOLERANCE, {}),
         (invariants.check_padding, {}, TOLERANCE, {}), (invariants.check_packing, {}, TOLERANCE, {"gradients": True}),
         (invariants.check_cached_decoding, {}, TOLERANCE, {}), (invariants.check_padded_prompts, {}, TOLERANCE, {}),
-        (invariants.check_kernels, {}, TOLERANCE, {}), (invariants.check_gradients, labels, EXACT, {}),
+        (invariants.check_kernels, {}, TOLERANCE, {}), (invariants.check_gradients, labels, EXACT, {"as_given": True}),
     ):  # fmt: skip
+        name = invariant.__name__.removeprefix("check_")
+        options |= more.get(name, {})
         if invariant is invariants.check_causality and not model.spec.writes:
             continue
         try:
-            failure = invariants.failure(invariant, model, {**inputs, **more}, tolerance, **options)
+            failure = invariants.failure(invariant, model, {**inputs, **given}, tolerance, **options)
         except DoesNotApply:
             continue
-        assert failure is None, f"{invariant.__name__}: {failure}"
-        found.add(invariant.__name__)
+        assert failure is None, f"{name}: {failure}"
+        found.add(name)
     return found
 
 
@@ -421,9 +424,9 @@ def holds_in_half_precision(model: Any, inputs: dict[str, Any]) -> None:
 
 
 DECODER = {
-    "causality", "rows", "padding", "packing", "cached_decoding", "padded_prompts", "kernels_agree", "gradients",
+    "causality", "rows", "padding", "packing", "cached_decoding", "padded_prompts", "kernels", "gradients",
 }  # fmt: skip
-ENCODER = {"rows", "padding", "kernels_agree", "gradients"}
+ENCODER = {"rows", "padding", "kernels", "gradients"}
 
 
 @contextlib.contextmanager
@@ -505,6 +508,16 @@ def coarse_graph(case: Case) -> frozenset[Any]:
     kinds = (Model, Steps, Stack, Stages, Funnel, Perceiver)
     spec = spec_of(case)
     return states(spec) | {type(part) for _, part in af_walk(spec) if isinstance(part, kinds)}
+
+
+@functools.cache
+def decoding(case: Case) -> frozenset[Any]:
+    """For tests of generation: the kinds of model, embedding, state, mixer, mask and position. Norms, feed-forwards and
+    output layers are the same with and without a cache (G1 in test_numerics.py, with every structure)."""
+    spec, kinds = spec_of(case), (Embedding, Mask, AbsolutePosition, AttentionPosition, Numbering)
+    found = {type(part) for _, part in af_walk(spec) if isinstance(part, kinds)}
+    found |= {type(part) for _, part in af_walk(spec) if isinstance(part, Op) and part.sees != "itself"}
+    return states(spec) | found | {type(spec)}
 
 
 @functools.cache

@@ -62,8 +62,7 @@ LONG = [pytest.param(*sizes, marks=pytest.mark.slow) for sizes in SIZES]
 
 @pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize(
-    ("length", "block_size", "random", "longest"),
-    [(61, 4, 2, 64), (200, 8, 3, 256), (131, 2, 1, 140), *LONG],
+    ("length", "block_size", "random", "longest"), [(61, 4, 2, 64), (200, 8, 3, 256), (131, 2, 1, 140), *LONG]
 )
 def test_random_blocks_are_the_published_ones(
     train: bool, length: int, block_size: int, random: int, longest: int, tmp_path

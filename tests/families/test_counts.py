@@ -9,6 +9,7 @@ import torch
 from catalogue import (
     Case,
     cases,
+    family_and_structure,
     make_inputs,
     over,
     over_catalogue,
@@ -117,7 +118,7 @@ def counted(spec: Any) -> tuple[list[tuple[str, int]], int, list[int]]:
     return list(found.parts.items()), found.idle, state
 
 
-@over_catalogue("", settings)
+@over_catalogue("", family_and_structure)
 def test_one_layer_of_each_kind_counts_for_all_in_every_case(case: Case) -> None:
     assert counted(spec_of(case)) == built(spec_of(case))
 

@@ -151,7 +151,7 @@ def test_a_text_is_looked_at() -> None:
     text[1, 0] += 1.0
     second = model(**inputs, encoder_hidden_states=text, encoder_attention_mask=mask).sample
     assert torch.equal(second[0], first[0]) and not torch.allclose(second[1], first[1])
-    with pytest.raises(ValueError, match="labels"):
+    with pytest.raises(ValueError, match="omit class_labels"):
         model(**inputs, class_labels=torch.tensor([0, 1]))
 
 

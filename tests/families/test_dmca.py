@@ -107,9 +107,28 @@ def test_blocks_are_a_mask() -> None:
 
 @over_kinds
 def test_invariants(kind: dict[str, Any]) -> None:
-    made, ids = model(**kind), text()
-    assert all_hold(made, {"input_ids": ids}, {"labels": ids}, cuts=(1, 9, 14, 22)) == DECODER
+    made, ids = model(**kind), text(31)
+    found = all_hold(
+        made, {"input_ids": ids}, {"labels": ids}, causality={"cuts": (1, 9, 14, 22)},
+        packing={"cuts": (0, 5, 16, 23, 31)}, cached_decoding={"cuts": (0, 8, *range(9, 25), 26, 31)},
+    )  # fmt: skip
+    assert found == DECODER
     holds_in_half_precision(made, {"input_ids": ids})
+
+
+@over_kinds
+def test_padding_on_both_sides_and_of_packed_documents(kind: dict[str, Any]) -> None:
+    made, ids = model(**kind), text()
+    plain = run(made, input_ids=ids)
+    documents = torch.repeat_interleave(torch.arange(3), torch.tensor((5, 11, 7))).expand(2, -1)
+    packed = run(made, input_ids=ids, document_ids=documents)
+    padded, mask = F.pad(ids, (7, 1)), F.pad(torch.ones_like(ids), (7, 1))
+    for kernel in KERNELS:
+        for use_cache in (False, True):
+            close(run(made, kernel, use_cache, input_ids=padded, attention_mask=mask)[:, 7:30], plain)
+            after = {"input_ids": F.pad(ids, (0, 4)), "document_ids": F.pad(documents, (0, 4), value=2)}
+            found = run(made, kernel, use_cache, **after, attention_mask=F.pad(torch.ones_like(ids), (0, 4)))
+            close(found[:, :23], packed)
 
 
 @over_kinds

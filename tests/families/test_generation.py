@@ -17,6 +17,7 @@ from catalogue import (
     cases,
     close,
     coarse_graph,
+    decoding,
     is_causal,
     is_encoder_decoder,
     is_text,
@@ -27,7 +28,6 @@ from catalogue import (
     shallow,
     shared,
     spec_of,
-    structure,
 )
 from torch import Tensor
 
@@ -52,7 +52,8 @@ WRITERS = [case for case in cases() if writes(case)]
 LENGTHS = (7, 3, 5)  # number of prompts per batch
 NEW = 9
 ONE_WRITER_PER_KIND = ("GPT2LMHeadModel", "T5ForConditionalGeneration", "MambaForCausalLM")
-over_writers = over(WRITERS, structure)
+over_writers = over(WRITERS, decoding)
+over_states = over(WRITERS, coarse_graph)
 
 
 def in_ways(name: str, ways: dict[str, Any], everyday: str, writers: Any = over_writers) -> Any:
@@ -288,7 +289,7 @@ def test_g3_drafts_change_nothing(case: Case, way: dict[str, Any]) -> None:
             assert int(out.past_key_values.length) == out.sequences.shape[1] - 1
 
 
-@over_writers
+@over_states
 def test_g3_drafts_are_partly_right(case: Case) -> None:
     """Checks the test above: some texts need fewer calls than tokens, and more than the minimum."""
     inputs, seen = prompts(case, (0,)), []
@@ -303,7 +304,7 @@ def test_g3_drafts_are_partly_right(case: Case) -> None:
     pytest.fail(f"calls for 20 tokens: {seen}")
 
 
-@in_ways("way", {"one": {}, "copies": {"num_return_sequences": 2}, "beams": {"num_beams": 3}}, "one")
+@in_ways("way", {"one": {}, "copies": {"num_return_sequences": 2}, "beams": {"num_beams": 3}}, "one", over_states)
 def test_g7_seeds_do_not_depend_on_the_batch(case: Case, way: dict[str, Any]) -> None:
     options = {**way, "do_sample": True, "seed": 11, "temperature": 1.3, "top_p": 0.9, "eos_token_id": []}
     inputs = prompts(case)
@@ -393,7 +394,7 @@ def compiled_equals_eager(case: Case, backend: str, monkeypatch: pytest.MonkeyPa
         assert torch.equal(again, state), "the returned state continues"
 
 
-@over(WRITERS, coarse_graph)
+@over_states
 def test_g5_compiled_equals_eager(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     ways: dict[str, Any] = {"greedy": {}}
     if case.id in ONE_WRITER_PER_KIND:

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from catalogue import DECODER, ENCODER, all_hold, close, holds_in_half_precision
+from catalogue import DECODER, ENCODER, all_hold, close, holds, holds_in_half_precision
 from test_longformer import Largest
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import anyformer as af
 from anyformer import families
+from anyformer.evaluate import invariants
+from anyformer.evaluate.invariants import PADS
 from anyformer.parts.attention.linear import (
     CHUNK,
     EluFeatures,
@@ -146,11 +148,14 @@ def test_features_are_drawn_from_the_seed_and_saved(tmp_path) -> None:
 
 @over_features
 def test_invariants(features: Features) -> None:
-    ids = text()  # packed documents begin and end within chunks
-    assert (
-        all_hold(decoder(features), {"input_ids": ids}, {"labels": ids}, (9, CHUNK - 1, CHUNK, CHUNK + 70)) == DECODER
-    )
+    ids, packing = text(), {"cuts": (0, 37, CHUNK + 67, CHUNK + 72, LONG)}  # documents begin and end within chunks
+    found = all_hold(
+        decoder(features), {"input_ids": ids}, {"labels": ids}, causality={"cuts": (9, CHUNK - 1, CHUNK, CHUNK + 70)},
+        packing=packing, padded_prompts={"pads": PADS, "published": True},
+    )  # fmt: skip
+    assert found == DECODER
     holds_in_half_precision(decoder(features), {"input_ids": ids})
+    holds(invariants.check_packing, encoder(features), {"input_ids": ids}, **packing)
     ids = text(40)
     assert all_hold(encoder(features), {"input_ids": ids}, {"labels": ids}) == {*ENCODER, "packing"}
 
@@ -267,11 +272,11 @@ def test_large_keys_stay_finite() -> None:
 def test_refused() -> None:
     with pytest.raises(ValueError, match=r"LinearAttention.mask is .*Full\(\) or Causal\(\)"):
         LinearAttention(num_heads=2, mask=CAUSAL & Window(size=4))
-    with pytest.raises(ValueError, match="qkvo"):
+    with pytest.raises(ValueError, match="LinearAttention.bias is 'qx'"):
         LinearAttention(num_heads=2, bias="qx")
-    with pytest.raises(ValueError, match="count"):
+    with pytest.raises(ValueError, match="SoftmaxFeatures.count is 0"):
         SoftmaxFeatures(count=0)
-    with pytest.raises(ValueError, match="multiple"):
+    with pytest.raises(ValueError, match="width 24 .* 5 heads"):
         layer(EluFeatures(), heads=5)
     state = decoder(EluFeatures()).new_state()
     with pytest.raises(ValueError, match="step by step"):

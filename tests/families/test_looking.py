@@ -162,7 +162,7 @@ def test_patterns_and_mistakes() -> None:
         af.trace(model, keep=["decoder.layer.0"], input_ids=ids)
     with pytest.raises(ValueError, match=r"decoder\.layers\.0.*\(1, 6, 32\)"):
         af.trace(model, change={"decoder.layers.0": lambda x, _: x[:, :3]}, input_ids=ids)
-    with pytest.raises(KeyError, match="embedding"):
+    with pytest.raises(KeyError, match="nothing was kept at 'embedding'; valid: head"):
         af.trace(model, keep="head", input_ids=ids)["embedding"]
     assert not any(m._forward_hooks for m in model.modules())
 

@@ -60,7 +60,7 @@ def test_offsets_of_larger_windows_lie_on_the_same_line() -> None:
     known = {tuple(row) for row in large.tolist()}
     assert all(tuple(row) in known for row in small.tolist())
     assert small.abs().max() == pytest.approx(math.log2(9) / 3) and large.abs().max() > small.abs().max()
-    with pytest.raises(ValueError, match="window"):
+    with pytest.raises(ValueError, match="ContinuousGridBias.learned is 1"):
         ContinuousGridBias(num_heads=2, size=4, learned=1)
 
 

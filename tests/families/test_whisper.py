@@ -57,8 +57,7 @@ def test_a_mask_of_frames_hides_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "message"),
-    [((2, 8, 35), "36 frames.*35"), ((2, 7, 36), "8 channels"), ((2, 36), "8 channels")],
+    ("shape", "message"), [((2, 8, 35), "36 frames.*35"), ((2, 7, 36), "8 channels"), ((2, 36), "8 channels")]
 )
 def test_other_spectrograms_are_refused(shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -98,10 +98,7 @@ def test_a_bad_parameter_is_named(options: dict[str, Any], line: str) -> None:
         (torch.zeros(0, 3, dtype=torch.long), "input_ids has no rows"),
         (torch.zeros(3, dtype=torch.long), "input_ids must be a tensor of shape"),
         ([[1, 2]], "input_ids.*tensor, got a list"),
-        (
-            torch.zeros(1, 33, dtype=torch.long),
-            "input_ids.* 33 tokens .* 32 positions",
-        ),
+        (torch.zeros(1, 33, dtype=torch.long), "input_ids.* 33 tokens .* 32 positions"),
         (torch.tensor([[1, 99]]), "token id 99 .* 40"),
         (None, "prompt: pass input_ids"),
     ],

@@ -83,14 +83,15 @@ def test_what_parts_need_their_embedding_gives(embedding: Any, op: Any, head: An
         EncoderModel(width=8, embedding=embedding, encoder=stack(op), head=head)
 
 
-def test_what_is_given_is_taken() -> None:
-    text = GlobalTextEmbedding(tokens=Tokens(vocab_size=9), segments=2)
-    head = QuestionHead(separator=1, feedforward=MLP(width=4), norm=LayerNorm())
-    EncoderModel(width=8, embedding=text, encoder=stack(LocalAttention(num_heads=2, window=2)), head=head)
-    EncoderModel(width=8, embedding=IMAGE, encoder=stack(Windows(mixer=MLP(width=4), size=2)))
-
-
 QUESTION = QuestionHead(separator=1, feedforward=MLP(width=4), norm=LayerNorm())
+
+
+def test_what_is_given_is_taken() -> None:
+    text, local = GlobalTextEmbedding(tokens=Tokens(vocab_size=9), segments=2), LocalAttention(num_heads=2, window=2)
+    windows = EncoderModel(width=8, embedding=IMAGE, encoder=stack(Windows(mixer=MLP(width=4), size=2)), init=INIT)
+    assert af.build(windows)(pixel_values=torch.randn(1, 3, 4, 4)).last_hidden_state.shape == (1, 4, 8)
+    answers = af.build(EncoderModel(width=8, embedding=text, encoder=stack(local), head=QUESTION, init=INIT))
+    assert answers(input_ids=torch.tensor([[3, 1, 4, 5, 1]])).start_logits.shape == (1, 5)
 
 
 def test_a_head_that_reads_a_whole_text_has_no_past() -> None:

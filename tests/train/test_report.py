@@ -201,9 +201,10 @@ def test_a_bar_moves_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 @pytest.mark.parametrize(("prompt", "tokenizer"), [(None, "one"), ("Once", None)])
 def test_nothing_is_written_without_a_prompt_or_a_vocabulary(prompt: str | None, tokenizer: str | None) -> None:
-    asked = SimpleNamespace(evaluate=SimpleNamespace(sample=prompt))
-    trainer: Any = SimpleNamespace(run=asked, tokenizer=tokenizer)  # no other attribute is read
+    asked, told = SimpleNamespace(evaluate=SimpleNamespace(sample=prompt)), list[Any]()
+    trainer: Any = SimpleNamespace(run=asked, tokenizer=tokenizer, notify=told.append)  # without a model
     Samples().on_evaluate(trainer, {})
+    assert told == []
 
 
 def test_speed_is_right_where_two_steps_are_read_at_once() -> None:

@@ -166,8 +166,7 @@ def test_a_model_comes_with_the_autoencoder_in_its_folder(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["", " ", "a b", "-x", "x-", "x.git", "a--b", "a..b", "a/-b", "x" * 200, "a\nb", "é", "a:b", "x\0y"],
+    "name", ["", " ", "a b", "-x", "x-", "x.git", "a--b", "a..b", "a/-b", "x" * 200, "a\nb", "é", "a:b", "x\0y"]
 )
 def test_a_malformed_id_is_refused_before_any_call(name: str, calls: list[Any]) -> None:
     assert "neither a folder nor a hub id" in line(ValueError, name)
@@ -182,27 +181,11 @@ def response(status: int) -> Any:
 
 FAILURES = {
     "gated": (lambda: errors.GatedRepoError("a\nb", response=response(403)), ValueError, "hf auth login"),
-    "unknown": (
-        lambda: errors.RepositoryNotFoundError("a\nb", response=response(404)),
-        FileNotFoundError,
-        "spelling",
-    ),
-    "revision": (
-        lambda: errors.RevisionNotFoundError("a\nb", response=response(404)),
-        FileNotFoundError,
-        "'v9'",
-    ),
+    "unknown": (lambda: errors.RepositoryNotFoundError("a\nb", response=response(404)), FileNotFoundError, "spelling"),
+    "revision": (lambda: errors.RevisionNotFoundError("a\nb", response=response(404)), FileNotFoundError, "'v9'"),
     "no network": (lambda: errors.LocalEntryNotFoundError("a\nb"), ConnectionError, "network"),
-    "server": (
-        lambda: errors.HfHubHTTPError("500 oh\nno", response=response(500)),
-        ConnectionError,
-        "500 oh",
-    ),
-    "partial": (
-        lambda: errors.IncompleteSnapshotError("a", snapshot_path="/gone"),
-        FileNotFoundError,
-        "partly",
-    ),
+    "server": (lambda: errors.HfHubHTTPError("500 oh\nno", response=response(500)), ConnectionError, "500 oh"),
+    "partial": (lambda: errors.IncompleteSnapshotError("a", snapshot_path="/gone"), FileNotFoundError, "partly"),
     "disk": (lambda: OSError(28, "No space left on device"), ConnectionError, "No space left"),
     "wordless": (lambda: TimeoutError(), ConnectionError, "TimeoutError"),
 }

@@ -27,11 +27,7 @@ def sample(seed: int = 0, number: int = 6) -> dict[str, Tensor]:
     torch.manual_seed(seed)
     tensors = {f"layer.{i}.weight": torch.randn(7, 5 + i) for i in range(number)}
     tensors |= {f"as.{dtype}": torch.randn(3, 3).to(dtype) for dtype in DTYPES}
-    return tensors | {
-        "scalar": torch.tensor(1.5),
-        "empty": torch.empty(0, 4),
-        "odd": torch.ones(3, dtype=torch.int8),
-    }
+    return tensors | {"scalar": torch.tensor(1.5), "empty": torch.empty(0, 4), "odd": torch.ones(3, dtype=torch.int8)}
 
 
 def read_all(folder: Path) -> dict[str, Tensor]:
@@ -47,11 +43,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 def entry(begin: int, end: int, dtype: str = "F32", shape: list[Any] | None = None) -> dict[str, Any]:
-    return {
-        "dtype": dtype,
-        "shape": [(end - begin) // 4] if shape is None else shape,
-        "data_offsets": [begin, end],
-    }
+    return {"dtype": dtype, "shape": [(end - begin) // 4] if shape is None else shape, "data_offsets": [begin, end]}
 
 
 def write_raw(folder: Path, header: object, data: bytes = b"", length: int | None = None) -> Path:
@@ -248,18 +240,8 @@ HOSTILE: dict[str, tuple[object, bytes, int | None, str]] = {
     "offsets backwards": ({"x": entry(32, 0, shape=[])}, DATA, None, "'x' has data_offsets"),
     "offset negative": ({"x": entry(-32, 0)}, DATA, None, "'x' has data_offsets"),
     "offset of a thousand digits": ({"x": entry(0, 10**1000, shape=[8])}, DATA, None, "'x' has data_offsets"),
-    "three offsets": (
-        {"x": entry(0, 32) | {"data_offsets": [0, 16, 32]}},
-        DATA,
-        None,
-        "'x' has data_offsets",
-    ),
-    "offsets fractional": (
-        {"x": entry(0, 32) | {"data_offsets": [0, 32.0]}},
-        DATA,
-        None,
-        "'x' has data_offsets",
-    ),
+    "three offsets": ({"x": entry(0, 32) | {"data_offsets": [0, 16, 32]}}, DATA, None, "'x' has data_offsets"),
+    "offsets fractional": ({"x": entry(0, 32) | {"data_offsets": [0, 32.0]}}, DATA, None, "'x' has data_offsets"),
     "size disagrees with shape": ({"x": entry(0, 32, shape=[9])}, DATA, None, "'x' of shape [9]"),
     "shape negative": ({"x": entry(0, 32, shape=[-2, -4])}, DATA, None, "'x' has shape [-2, -4]"),
     "shape boolean": ({"x": entry(0, 32, shape=[True, 8])}, DATA, None, "'x' has shape [True, 8]"),
@@ -419,10 +401,7 @@ class TestOverwriting:
             kept = {"config.json", "model-card.safetensors", "model.safetensors"}
             if new == LARGE:
                 index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
-                kept = (kept - {"model.safetensors"}) | {
-                    "model.safetensors.index.json",
-                    *index["weight_map"].values(),
-                }
+                kept = (kept - {"model.safetensors"}) | {"model.safetensors.index.json", *index["weight_map"].values()}
             assert {path.name for path in tmp_path.iterdir()} == kept
 
     @pytest.mark.parametrize("killed", [False, True], ids=["error", "killed"])

@@ -1,7 +1,7 @@
 """Fetch the data of a recipe into data/ (or --data DIR): public data from the Hugging Face hub (`datasets`) or the web;
 episodes, speech, drawings, texts and conversations are generated here, without a network. Without RECIPE, list the data
 of each recipe and its origin. Existing files are kept. A published model that the recipe begins with goes to the hub's
-cache, so that training needs no network."""
+cache, so that training needs no network. `fetch demo` gets a published model for the course."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import argparse
 import os
 from pathlib import Path
 
+DEMO = "demo"  # a folder of published models that no recipe reads
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("recipe", metavar="RECIPE", nargs="?", help="a recipe; without it, list all")
+    add("recipe", metavar="RECIPE", nargs="?", help="a recipe, or demo; without it, list all")
     add("--data", metavar="DIR", default="data", help="folder of the data sets (default: data/)")
     add("--seed", type=int, help="seed of generated data (default: 0)")
     add("--offline", action="store_true", help="do not use the network; read only the cache")
@@ -44,6 +46,11 @@ def run(options: argparse.Namespace) -> None:
                 here = "is there" if Path("runs", before).is_dir() else "train"
                 rows.append((name, f"runs/{before}", here, f"a run of the recipe {before}"))
         table(("recipe", "reads", "", "which is"), rows)
+        return
+    if options.recipe == DEMO:
+        if not (home / DEMO).is_dir():
+            fetch(DEMO, home, options.offline)
+        print(f"{home / DEMO}: {origin_of(DEMO).about}")
         return
     folders, models = folders_of(options.recipe, options.data), models_of(options.recipe, options.data)
     if not folders and not models:

@@ -1,8 +1,10 @@
-"""`make quickstart`: a small GPT, from its description to generated text, in about three minutes on any machine.
+"""`make quickstart`: a small GPT and a small translator, from descriptions to results, in about three minutes.
 
-It runs `anyformer train quickstart` and `anyformer generate`: it shows the parts of the description, trains the model
-on the documentation and library of Python, and swaps a part at the end. The size of the model and the number of steps
-follow from the measured time of a step; with --set steps=N nothing is measured, and the recipe is used as it is."""
+It runs `anyformer train quickstart` and `anyformer generate`: it shows the parts of the description, trains a GPT on
+the documentation and library of Python, and swaps a part. The size of the model and the number of steps follow from
+the measured time of a step; with --set steps=N nothing is measured, and the recipe is used as it is. Then it runs
+`anyformer train dates`: the encoder-decoder of 2017 learns to translate dates to ISO form, answers held-out examples,
+and shows its attention."""
 
 from __future__ import annotations
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 GATED = {"decoder.layers.feedforward.op": {"kind": "GatedMLP", "width": 512, "activation": "silu"}}  # [Shazeer 2020]
 PROMPT = "The following functions"
+GPT_SHARE = 0.5  # of the time; the translator gets the rest
+EXAMPLES = 5  # held-out dates to print
 TRIAL_STEPS = 3  # steps to time a size; the first step is slow and not counted
 
 
@@ -33,6 +37,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[])
     parser.add_argument("--out", metavar="DIR", default="runs/quickstart")
     parser.add_argument("--minutes", metavar="X", type=float, default=3.0, help="time limit in minutes (default: 3)")
+    parser.add_argument("--dates-steps", metavar="N", type=int, help="steps of the translator (default: its recipe's)")
     device_flag(parser)
     options = parser.parse(arguments)
     if not options.minutes > 0:
@@ -42,7 +47,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     folder = unused_folder(Path(options.out))
     run, watch = recipe("quickstart"), []
     if "steps" not in changes:
-        run, deadline = size_and_deadline(options.device, start, 60 * options.minutes)
+        run, deadline = size_and_deadline(options.device, start, GPT_SHARE * 60 * options.minutes)
         watch.append(deadline)
     run = af.override(run, changes)
     show_parts(run.model)
@@ -54,7 +59,36 @@ def main(arguments: Sequence[str] = ()) -> None:
     print(f"\nswap a part: with a gated feed-forward the model has {swapped:,} parameters; train it with")
     print("  anyformer train quickstart --out runs/gated \\")
     print('    --set \'model.decoder.layers.feedforward.op={"kind": "GatedMLP", "width": 512}\'')
+    learn_dates(folder, options.device, start + 60 * options.minutes, options.dates_steps)
     print(f"\n{time.monotonic() - start:.0f} s in total; next: `anyformer train --list`, `anyformer zoo`, README.md")
+
+
+def learn_dates(folder: Path, device: str, end: float, steps: int | None) -> None:
+    """Train the recipe `dates` until `end` at the latest, answer held-out examples and draw the cross-attention."""
+    from anyformer.recipes.shared.sources import fetch
+    from anyformer.train.deadline import Deadline
+
+    data = folder.with_name(f"{folder.name}-data")
+    if not (data / "dates").is_dir():
+        fetch("dates", data)
+    run = recipe("dates", str(data))
+    run = af.override(run, {"steps": steps or run.steps, "evaluate.every": steps or run.steps})
+    folder = unused_folder(folder.with_name("dates"))
+    print(f"\nthe encoder-decoder of 2017: {af.count(run.model).parameters:,} parameters, to write dates in ISO form")
+    print(f"\n$ anyformer train dates --data {data} --out {folder}", flush=True)
+    tail = 0.1 * (end - time.monotonic())  # for the examples and the picture
+    train(run, folder, resume=False, device=device, watch=[Deadline(end, tail, most=run.steps)])
+    model, read = af.load(folder), af.processor(folder)
+    print(f"\n$ anyformer run translate {folder} DATE, on dates that were not in the training data")
+    valid: Any = run.data.valid
+    rows = [row.example for row, _ in zip(valid.rows(("source", "target")), range(EXAMPLES)) if row.example]
+    for row in rows:
+        written = read.decode(af.generate(model, **read(row["source"]), max_new_tokens=16)[0], skip_special_tokens=True)
+        mark = "exact" if written == row["target"] else f"wrong: {row['target']}"
+        print(f"{row['source']:32}{written:14}{mark}")
+    picture = str(folder / "attention.png")
+    print(f"\n$ anyformer look {folder} '{rows[0]['source']}' --picture alignment -o {picture}")
+    cli.dispatch(["look", str(folder), rows[0]["source"], "--picture", "alignment", "-o", picture])
 
 
 def size_and_deadline(device: str, start: float, seconds: float) -> tuple[Any, Deadline]:

@@ -5,6 +5,7 @@ Nothing here imports torch."""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -59,15 +60,16 @@ def is_in(term: str, text: str) -> bool:
     return plain(term) in {*there, *pairs} or "".join(words) in there
 
 
-def _begins(stem: str, words: list[str]) -> bool:
+def _begins(stem: str, words: tuple[str, ...]) -> bool:
     """Return whether a word begins with `stem`; a short stem matches only a whole word or its plural."""
     if len(stem) > 4:
         return any(word.startswith(stem) for word in words)
     return stem.removesuffix("s") in (word.removesuffix("s") for word in words)
 
 
-def _words(text: str) -> list[str]:
-    return [word.lower() for word in re.findall(r"[A-Z]+[0-9]*(?![a-z])|[A-Z]?[a-z]+[0-9]*|[0-9]+", text)]
+@functools.cache
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.lower() for word in re.findall(r"[A-Z]+[0-9]*(?![a-z])|[A-Z]?[a-z]+[0-9]*|[0-9]+", text))
 
 
 def _names(kinds: Iterable[dict[str, Any]]) -> Iterator[Row]:
@@ -123,6 +125,7 @@ def generation_options() -> dict[str, str]:
     return dict(re.findall(r"^    (\w+): [^#\n]*(?:# (.*))?$", fields, re.MULTILINE))
 
 
+@functools.cache
 def files() -> dict[str, str]:
     """Return the files of the package without other rows, and the first paragraph of their docstrings."""
     found = {}

@@ -164,15 +164,16 @@ def check_packing(
     gradients: bool = False,
     cuts: Sequence[int] | None = None,
 ) -> float:
-    """Packed documents give the outputs of separate ones. With `gradients`, so do loss and gradients of a language
-    model. A model that refuses packed documents, in one line, does not have this ability."""
+    """Packed documents give the outputs and last hidden states of separate ones. With `gradients`, so do loss and
+    gradients of a language model. A model that refuses packed documents, in one line, does not have this ability."""
     spec, worst = model.spec, 0.0
     if "document_ids" not in model.inputs or isinstance(spec.head, MultipleChoiceHead):
         raise DoesNotApply("the model takes no packed documents")
-    if any(isinstance(part, LastOccurrence) for _, part in walk(spec.head)):
-        raise DoesNotApply("the head pools one end token per text, which documents do not have")
     inputs, T = dict(inputs), inputs[main_input(spec)].shape[1]
     spans = [*itertools.pairwise((0, 3 * T // 10, 8 * T // 10, T) if cuts is None else cuts)]
+    for token in [part.token for _, part in walk(spec.head) if isinstance(part, LastOccurrence)]:
+        if not all(bool((inputs["input_ids"][:, a:b] == token).any(-1).all()) for a, b in spans):
+            raise DoesNotApply(f"the head pools the vector of token {token}, which a document lacks")
     documents = torch.tensor([[i for i, (a, b) in enumerate(spans) for _ in range(a, b)]])
     documents = documents.expand(len(inputs[main_input(spec)]), -1)
     learns = gradients and isinstance(spec.head, LMHead)
@@ -181,19 +182,23 @@ def check_packing(
     packed = {**inputs, "document_ids": documents} | ({"decoder_document_ids": documents} if spec.pair else {})
     names = (*TOKEN_INPUTS, "decoder_input_ids", "labels")
     pieces = [{n: v[:, a:b] if n in names else v for n, v in inputs.items()} for a, b in spans]
+    hidden = f"{'decoder_' if spec.pair else ''}hidden_states"
     for kernel in kernels:
         with set_kernel(model, kernel), torch.set_grad_enabled(learns):
             try:
-                together = call(model, packed)
+                together = call(model, packed, output_hidden_states=True)
             except ValueError as error:
                 if "\n" not in str(error) and ("document" in str(error) or "packed" in str(error)):
                     raise DoesNotApply(f"packed documents are refused: {error}") from None
                 raise
-            alone = [call(model, piece) for piece in pieces]
+            alone = [call(model, piece, output_hidden_states=True) for piece in pieces]
             separate = [results(spec, out) for out in alone]
             for key, (value, per_token) in results(spec, together).items():
                 if per_token and value.shape[1] == T:
                     worst = max(worst, gap(value, torch.cat([each[key][0] for each in separate], dim=1)))
+            last = [getattr(out, hidden)[-1] for out in (together, *alone)]  # a head may have no output per token
+            if last[0].shape[1] == T:
+                worst = max(worst, gap(last[0], torch.cat(last[1:], dim=1)))
             if learns:
                 counts = [b - a - int(spec.head.shift) for a, b in spans]
                 mean = sum(n * out.loss for n, out in zip(counts, alone, strict=True)) / sum(counts)
@@ -307,9 +312,11 @@ def check_gradients(
     build: Callable[..., Any] = build,
     learns: Callable[[str], bool] = lambda name: True,
     nonzero: bool = False,
+    as_given: bool = False,
 ) -> float:
     """One seed gives one model, one loss and one set of gradients; they are finite. Every parameter that `learns` has a
-    gradient, in the model or in a freshly initialized one. Return the difference of gradients of recomputed layers."""
+    gradient, in the model or in a freshly initialized one in training mode; with `as_given`, in the model itself.
+    Return the difference of gradients of recomputed layers."""
     first, again = (build(model.spec, seed=3).train() for _ in range(2))
     same = again.state_dict()
     for name, tensor in first.state_dict().items():
@@ -324,9 +331,10 @@ def check_gradients(
     if not torch.equal(loss, loss_again):
         raise Failed("the loss differs with the same seed")
     _, own = loss_and_gradients(model, inputs)
+    trained = (own,) if as_given else (fresh, own)
     missing = [
         name for name in names if learns(name) and all(
-            each.get(name) is None or (nonzero and not bool(each[name].any())) for each in (fresh, own)
+            each.get(name) is None or (nonzero and not bool(each[name].any())) for each in trained
         )
     ]  # fmt: skip
     if missing:
@@ -337,10 +345,13 @@ def check_gradients(
     for name, gradient in fresh.items():
         if not torch.equal(gradient, fresh_again[name]):
             raise Failed(f"the gradient of {name} differs with the same seed")
-    _, recomputed = loss_and_gradients(recompute(again), inputs)
-    if recomputed.keys() != fresh.keys():
-        raise Failed("other parameters have gradients if layers are recomputed in the backward pass")
-    return max((gap(recomputed[name], gradient) for name, gradient in fresh.items()), default=0.0)
+    worst = 0.0
+    for each, stored in ((again, fresh), (copy.deepcopy(model), own)):
+        _, recomputed = loss_and_gradients(recompute(each), inputs)
+        if recomputed.keys() != stored.keys():
+            raise Failed("other parameters have gradients if layers are recomputed in the backward pass")
+        worst = max([worst, *(gap(recomputed[name], gradient) for name, gradient in stored.items())])
+    return worst
 
 
 def check_saving(model: Any, inputs: Mapping[str, Any], folder: Path | str) -> float:

@@ -50,7 +50,7 @@ def describe(module: nn.Module, *, causal: bool = True) -> Model:
     return model(width=width, embedding=Vectors(), **stacks, init=init(module, width), architecture=name)
 
 
-def stack(module: nn.Module, mask: Any) -> Stack:
+def stack(module: Any, mask: Any) -> Stack:
     whole = isinstance(module, (nn.TransformerEncoder, nn.TransformerDecoder))
     layers = list(module.layers) if whole else [module]
     blocks = [block(layer, mask) for layer in layers]

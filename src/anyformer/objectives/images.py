@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -177,7 +177,7 @@ def frames_of(example: Mapping[str, Any], name: str) -> Sequence[Any]:
     frames = field(example, name)
     if isinstance(frames, (str, bytes)) or not isinstance(frames, Sized) or not len(frames):
         raise ValueError(f"column {quote(name)} must be a list of images, the frames")
-    return frames
+    return cast("Sequence[Any]", frames)
 
 
 def resizer(size: tuple[int, int], channels: int) -> Images:

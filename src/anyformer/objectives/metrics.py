@@ -121,6 +121,11 @@ def _references(wanted: Values) -> list[list[str]]:
     return [[one] if isinstance(one, str) else list(one) for one in wanted]
 
 
+def _identical(predicted: Values, wanted: Values) -> float:
+    """Return the percentage of texts that are identical to one of their references."""
+    return 100 * sum(text in right for text, right in zip(predicted, _references(wanted))) / len(predicted)
+
+
 def _sacrebleu(name: str, **options: Any) -> Metric:
     def score(predicted: Values, wanted: Values) -> float:
         metric = _function("sacrebleu", name)(**options)
@@ -222,6 +227,7 @@ TEXTS = Metrics(
         "bleu_lower": _sacrebleu("BLEU", lowercase=True),
         "bleu_tokenized": _moses,
         "chrf": _sacrebleu("CHRF"),
+        "exact_match": _identical,
         **{name: _rouge(name) for name in ("rouge1", "rouge2", "rougeL", "rougeLsum")},
     },
     usual=("bleu", "bleu_lower", "chrf"),

@@ -24,9 +24,9 @@ ROUND = 16  # the number of predicted tokens is rounded up to a multiple, so tha
 
 
 class Permuted(VocabularyObjective, called=("PLM", "permutation language modelling")):
-    """About `rate` of the tokens are predicted, in spans of 1 to `longest` tokens, each at a random offset in a stretch
-    that is 1 / `rate` times as long. The other tokens come first in the order and do not see the predicted ones, whose
-    order is drawn anew each time. Texts are packed into rows."""
+    """About `rate` of the tokens are predicted, in spans of 1 to `longest` tokens. A text is cut into stretches,
+    each 1 / `rate` times as long as its span; the span is at a random place in it. The other tokens come first in the
+    order and do not see the predicted tokens, whose order is random. Texts are packed into rows."""
 
     loss_metrics: ClassVar[tuple[str, ...]] = PERPLEXITY
     packs: ClassVar[bool] = True

@@ -119,8 +119,8 @@ def token_words(words: Sequence[str], encoding: Any) -> list[int]:
 
 
 def split_words(text: str) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of each word of a text, split as most files of labelled words are: at spaces, and marks such
-    as brackets, commas and full stops before or after a word are separate words."""
+    """Yield (start, end) of each word of a text. Words end at spaces; brackets, commas and full stops around a word are
+    words of their own, as in most files of labelled words."""
     for chunk in re.finditer(r"\S+", text):
         opening, closing = re.match(OPENING, chunk[0]), re.search(CLOSING, chunk[0])
         assert opening is not None and closing is not None  # both patterns match an empty string

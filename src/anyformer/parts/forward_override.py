@@ -4,7 +4,7 @@ hooks, references and names of parameters remain valid."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 from torch import nn
 
@@ -34,7 +34,7 @@ class ForwardOverride:
             self.module.forward = self.replaced
 
 
-def is_plain(layer: nn.Module) -> bool:
+def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether a layer is an nn.Linear without an override: neither quantized nor packed nor adapted."""
     return type(layer) is nn.Linear and not isinstance(layer.forward, ForwardOverride)
 

@@ -5,7 +5,6 @@ B rows, S cached tokens.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -221,10 +220,14 @@ class HasState(Protocol):
     def state_spec(self) -> StateSpec | None: ...
 
 
-@functools.cache
-def may_have_state(kind: type[nn.Module]) -> bool:
+_may_have_state: dict[type, bool] = {}  # a check of a protocol takes long
+
+
+def may_have_state(kind: type) -> bool:
     """Whether modules of this class declare a decoding state."""
-    return issubclass(kind, HasState)
+    if kind not in _may_have_state:
+        _may_have_state[kind] = issubclass(kind, HasState)
+    return _may_have_state[kind]
 
 
 def declarations(model: nn.Module, modules: Iterable[tuple[str, Any]] | None = None) -> Iterator[tuple[str, StateSpec]]:

@@ -16,7 +16,7 @@ import functools
 import types
 import warnings
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -168,7 +168,7 @@ def constants(module: nn.Module) -> Iterator[Hashable]:
     """Yield the class and the numbers of a module and of its override."""
     for part in (module, module.forward):
         if part is module or isinstance(part, ForwardOverride):
-            yield type(part)
+            yield cast("Hashable", type(part))
             yield from ((key, value) for key, value in vars(part).items() if isinstance(value, (int, float)))
 
 

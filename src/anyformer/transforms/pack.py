@@ -98,7 +98,7 @@ class PackedStep:
         joined = [module for module in model.modules() if isinstance(module, Joined) and is_plain(module.whole)]
         inside = {part for module in joined for part in module.parts}
         separate = [module for module in model.modules() if is_plain(module) and module not in inside]
-        packed = [*map(PackedForward, separate), *(packed for _, packed in packed_wholes(model))]
+        packed = [*(PackedForward(each) for each in separate), *(packed for _, packed in packed_wholes(model))]
         return cls([each for each in packed if is_large(each.module)])
 
     def missing_bytes(self) -> int:

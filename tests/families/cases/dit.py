@@ -9,7 +9,4 @@ ODD = {
     "out_channels": 6, "patch_size": 4, "dropout": 0.1,
 }  # fmt: skip
 
-CASES = [
-    Case("dit", "DiTTransformer2DModel", SMALL),
-    Case("dit", "DiTTransformer2DModel", {**SMALL, **ODD}, "odd"),
-]
+CASES = [Case("dit", "DiTTransformer2DModel", SMALL), Case("dit", "DiTTransformer2DModel", {**SMALL, **ODD}, "odd")]

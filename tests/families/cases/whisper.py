@@ -25,7 +25,4 @@ def case(architecture: str, config: dict, name: str = "") -> Case:
     return Case("whisper", architecture, config, name, {"input_features": shape}, SKIP)
 
 
-CASES = [
-    *[case(name, {}) for name in CLASSES],
-    *[case(name, ODD, "odd") for name in CLASSES],
-]
+CASES = [*[case(name, {}) for name in CLASSES], *[case(name, ODD, "odd") for name in CLASSES]]

@@ -51,7 +51,7 @@ def test_one_query_at_a_time_equals_all_at_once(part: LatentAttention, kind: str
 
 def test_the_scale_and_the_shapes_are_checked() -> None:
     assert made(PART, D).scale == 9**-0.5 and made(PART.replace(scale=2.0), D).scale == 2.0
-    with pytest.raises(ValueError, match="rank"):
+    with pytest.raises(ValueError, match="rank is 0"):
         PART.replace(rank=0)
     with pytest.raises(ValueError, match="pairs of channels"):
         made(PART.replace(rotary_width=3), D)

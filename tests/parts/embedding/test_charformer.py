@@ -96,12 +96,12 @@ def test_what_it_gives_and_what_it_costs() -> None:
     halves = af.override(deep, {"embedding.downsample": 4})
     difference = af.count(deep).flops(64) - af.count(halves).flops(64)
     assert difference == (32 - 16) * 2 * (2 * D * 8)  # half as many vectors in the stack
-    with pytest.raises(ValueError, match="future"):
+    with pytest.raises(ValueError, match="^embedding: SubwordBlocks lets a token see the future"):
         af.override(af.spec("gpt2"), {"embedding": SubwordBlocks(tokens=Tokens(vocab_size=50257))})
     for head in (SpanHead(), LikelySpans()):  # labels are indices of characters, which the stack does not see
         with pytest.raises(ValueError, match="head: .* needs a row of tokens, which SubwordBlocks does not give"):
             spec.replace(head=head)
-    with pytest.raises(ValueError, match="odd"):
+    with pytest.raises(ValueError, match="SubwordBlocks.kernel is 4; it must be odd"):
         SubwordBlocks(tokens=CHARACTERS, kernel=4)
     placed = af.build(af.override(spec, {"embedding.position": Learned(length=8)}), seed=0)
     assert placed(input_ids=torch.zeros(1, 8, dtype=torch.long)).last_hidden_state.shape == (1, 4, D)

@@ -290,9 +290,12 @@ def test_under_autocast_an_expert_is_a_feed_forward(activation: str) -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     site = Site(width=D, address="here")
-    few = TopK(top_k=3, groups=3, top_groups=1)
-    for router in (TopK(top_k=2, groups=4), few, TopK(top_k=2, groups=6, group_best=2)):
-        with pytest.raises(ValueError, match="here"):
+    for router, line in (
+        (TopK(top_k=2, groups=4), "6 experts do not make 4 equal groups"),
+        (TopK(top_k=3, groups=3, top_groups=1), "1 groups of 2 experts are too few for top_k 3"),
+        (TopK(top_k=2, groups=6, group_best=2), "1 groups of 1 experts are too few for .* group_best 2"),
+    ):
+        with pytest.raises(ValueError, match=f"^here.router: {line}"):
             MoE(num_experts=E, router=router, expert=MLP(width=9)).build(site)
     with pytest.raises(ValueError, match="router.top_k is 7; .* 6 experts"):
         MoE(num_experts=E, router=TopK(top_k=7), expert=MLP(width=9))

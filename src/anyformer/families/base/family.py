@@ -215,7 +215,7 @@ class Family:
 
     def _describe(
         self, config: Mapping[str, Any], architecture: str | None = None
-    ) -> tuple[Model, dict[str, Any], dict[str, Any]]:
+    ) -> tuple[Model, Mapping[str, Any], dict[str, Any]]:
         """Return the description of a config without its source, the config without aliases, and its label names."""
         # if a field has a value under both names, the alias wins, as in the published classes
         plain = {name: value for name, value in config.items() if name not in self.aliases}

@@ -116,7 +116,7 @@ def activation_of(part: FeedForward) -> Callable[[Tensor], Tensor] | None:
 
 
 class MLPStep(DecodeStep, of=MLPModule):
-    layers = ("up", "down")
+    layers: ClassVar[tuple[str, ...]] = ("up", "down")
     inputs: ClassVar[tuple[str, ...]] = ("up",)  # layers that read the input
 
     def obstacle(self, rows: int) -> str | None:

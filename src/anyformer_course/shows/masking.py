@@ -1,0 +1,77 @@
+"""BERT's masking: 15 % of the tokens are chosen; of these 80 % become [MASK], 10 % a random token, 10 % stay.
+
+The table shows one masking of your text. The shares are counted over many maskings of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from anyformer.look.figures import new, plain
+from anyformer_course.shown import Shown, Table
+from anyformer_course.shows._pieces import tokenizer
+
+
+def example(
+    text: str = "the dog barked at the cat and the bird sang in the old tree by the river",
+    *,
+    rate: float = 0.15,
+    mask: float = 0.8,
+    random: float = 0.1,
+    draws: int = 2000,
+    seed: int = 0,
+) -> Shown:
+    """Mask `rate` of the tokens; `mask` and `random` are the shares of [MASK] and of random tokens."""
+    from anyformer.objectives.masked import Masked
+
+    pieces = tokenizer(text)
+    objective = Masked(rate=rate, mask=mask, random=random).ready(pieces)
+    ids = np.array(pieces.encode(text))
+    rng = np.random.default_rng(seed)
+    first = objective.vary({"input_ids": ids}, rng)
+    chosen = set(first["places"].tolist())
+    before, after = ([pieces.token(i) for i in row.tolist()] for row in (ids, first["input_ids"]))
+    rows = [
+        [i, before[i], after[i], before[i] if i in chosen else "", kind(before[i], after[i]) if i in chosen else ""]
+        for i in range(len(ids))
+    ]
+    counts = dict.fromkeys(("[MASK]", "random", "same"), 0)
+    for _ in range(draws):
+        record = objective.vary({"input_ids": ids}, rng)
+        for place in record["places"].tolist():
+            counts[kind(before[place], pieces.token(int(record["input_ids"][place])))] += 1
+    total = sum(counts.values())
+
+    def draw() -> Any:
+        figure, axes = new(1, 1, 1.2 + 0.62 * len(ids), 1.8)
+        axis = axes[0, 0]
+        colors = {"[MASK]": "#9ecae1", "random": "#fdae6b", "same": "#a1d99b", "": "white"}
+        for i, row in enumerate(rows):
+            for y, word, shade in ((0, row[1], "white"), (-1, row[2], colors[row[4]])):
+                box = {"facecolor": shade, "edgecolor": "0.6", "boxstyle": "round"}
+                axis.text(i, y, plain(word), ha="center", va="center", fontsize=7, bbox=box)
+        axis.set_xlim(-0.8, len(ids) - 0.2)
+        axis.set_ylim(-1.6, 0.6)
+        axis.set_title("above: the text; below: what BERT reads (blue [MASK], orange random, green same)", fontsize=8)
+        axis.set_axis_off()
+        return figure
+
+    usable = sum(token not in ("[CLS]", "[SEP]") for token in before)
+    return Shown(
+        f"{len(chosen)} of {len(ids)} tokens are predicted; over {draws:,} maskings, of the chosen tokens "
+        + ", ".join(f"{count / total:.1%} are {name}" for name, count in counts.items()),
+        [
+            Table("one masking", ("position", "token", "input", "label", "kind"), rows),
+            Table(
+                f"{draws:,} maskings", ("kind", "count", "share"),
+                [["chosen", total, total / draws / usable], *([n, c, c / total] for n, c in counts.items())],
+            ),
+        ],
+        draw,
+    )  # fmt: skip
+
+
+def kind(before: str, after: str) -> str:
+    return "[MASK]" if after == "[MASK]" else "same" if before == after else "random"

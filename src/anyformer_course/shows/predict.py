@@ -1,0 +1,40 @@
+"""The next word: probabilities of a small GPT after your words, and the likelihood of the text.
+
+The model learns a few dozen sentences in about a second. `corpus` replaces them with lines of your own.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from anyformer.look.figures import bars
+from anyformer_course.shown import Shown, Table
+from anyformer_course.shows._trained import STORIES, train
+
+
+def example(
+    text: str = "the dog chased the", *, context: int | None = None, top: int = 5, corpus: str = STORIES
+) -> Shown:
+    """Predict each next word from all words before it, or with a model that sees only the last `context` words."""
+    if context is not None and context < 1:
+        raise ValueError(f"context is {context}; the model needs at least one word")
+    small = train("gpt", corpus, context=context)
+    ids = [1, *small.ids(text)]  # <start>
+    with torch.no_grad():
+        after = small.model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)  # (T, V)
+    real = [float(scores[i]) for scores, i in zip(after, ids[1:], strict=False)]
+    best = after[-1].exp().topk(min(top, len(small.tokens)))
+    words = [(small.tokens[i], p) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
+    rows = [
+        [small.tokens[i], small.tokens[int(scores.argmax())], float(scores.exp()[i]), float(scores[i])]
+        for scores, i in zip(after, ids[1:], strict=False)
+    ]
+    return Shown(
+        f"after {text!r}: {words[0][0]!r} with probability {words[0][1]:.2f}; "
+        f"the log-likelihood of the text is {sum(real):.2f}",
+        [
+            Table("next word", ("word", "probability"), words),
+            Table("each word, given the words before it", ("word", "most likely", "probability", "log"), rows),
+        ],
+        lambda: bars(words, f"after '{text}'"),
+    )

@@ -1,0 +1,68 @@
+"""Pretrained models: layers, width, heads, parameters (published and counted), training tokens and compute.
+
+Names are those of `anyformer zoo`. Published figures have their source; 6 N D is the usual estimate of the training
+compute, with our count of the parameters that a token uses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyformer as af
+from anyformer.look.figures import new
+from anyformer.specs.part import walk
+from anyformer_course.pictures.published_figures import published_models
+from anyformer_course.shown import Shown, Table
+
+KINDS = {"encoder": "o", "decoder": "s", "encoder-decoder": "^"}
+
+
+def example(names: str = "gpt1 bert-base bert-large gpt2-xl t5-11b gpt3-175b") -> Shown:
+    """Table the named models (separated by spaces), oldest first."""
+    known = {model.zoo: model for model in published_models() if model.zoo}
+    chosen = names.split()
+    if not chosen:
+        raise ValueError("give one or more names, such as 'gpt1 bert-base'")
+    if missing := next((name for name in chosen if name not in known), None):
+        raise ValueError(f"no published figures of {missing!r}; there are figures of {', '.join(sorted(known))}")
+    rows = []
+    for model in sorted((known[name] for name in chosen), key=lambda model: model.date):
+        counted = af.count(af.spec(model.zoo))
+        rows.append([model.zoo, model.date, model.kind, *shape(counted.spec), model.parameters, counted.parameters,
+                     counted.active, model.tokens, model.compute, model.estimate_for(counted.active)])  # fmt: skip
+
+    def draw() -> Any:
+        figure, axes = new(2, 1, 11, 4)
+        for axis, column, title in ((axes[0, 0], 7, "parameters, our count"), (axes[0, 1], -2, "training FLOPs")):
+            for row in rows:
+                value = row[column] or (row[-1] if column == -2 else None)
+                if value:
+                    time = known[row[0]].time
+                    axis.plot(time, value, KINDS[row[2]], color=f"C{list(KINDS).index(row[2])}")
+                    axis.annotate(row[0], (time, value), (5, 3), textcoords="offset points", fontsize=8)
+            axis.set(yscale="log", title=title)
+            axis.margins(x=0.25, y=0.15)
+            axis.grid(alpha=0.3)
+        for i, (kind, mark) in enumerate(KINDS.items()):
+            axes[0, 0].plot([], [], mark, color=f"C{i}", label=kind)
+        axes[0, 0].legend(frameon=False, fontsize=8)
+        return figure
+
+    first, last = rows[0], max(rows, key=lambda row: row[7])
+    worst = max(rows, key=lambda row: abs(row[7] / row[6] - 1))
+    return Shown(
+        f"{last[0]} has {last[7] / first[7]:,.0f} times the parameters of {first[0]}. Our count differs most from the "
+        f"published figure for {worst[0]}: {worst[7]:,} and {worst[6]:,.0f}.",
+        [Table("published and counted", ("model", "date", "kind", "layers", "width", "heads", "published parameters",
+         "our count", "used by a token", "training tokens, published", "training FLOPs, published", "6 N D, our N"),
+         rows)],
+        draw,
+    )  # fmt: skip
+
+
+def shape(spec: Any) -> tuple[int, int, int | None]:
+    """Return layers (of both stacks), width and heads."""
+    parts = dict(spec.items())
+    stacks = [parts[name] for name in ("encoder", "decoder") if name in parts]
+    heads = next((part.num_heads for _, part in walk(spec) if hasattr(part, "num_heads")), None)
+    return sum(stack.depth for stack in stacks), spec.width, heads

@@ -1,0 +1,74 @@
+"""RoPE: words as arrows that rotate with their position; scores depend on the distance only.
+
+The same words are read at the start of a text and again after other words. Each pair of channels rotates by an angle
+that is proportional to the position, so all arrows turn by the same extra angle and their products do not change.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from anyformer.look.figures import new
+from anyformer_course.shown import Shown, Table
+from anyformer_course.words import split, vectors
+
+
+def example(
+    text: str = "we know that", *, before: str = "of course", width: int = 2, base: float = 10000.0, seed: int = 0
+) -> Shown:
+    """Rotate the words of `text` to their positions, alone and after the words `before`. `width`: channels, even."""
+    from anyformer.parts.position.rotary import Rope, RopeModule, frequencies
+    from anyformer.runtime.context import Context
+
+    if width < 2 or width % 2:
+        raise ValueError(f"width is {width}; it must be even, because channels rotate in pairs")
+    words, x = vectors(text, width, seed)  # (T, K)
+    skipped = len(split(before)) if before else 0
+    rope = RopeModule(Rope(base=base, interleaved=True), width)
+
+    def rotated(first: int) -> torch.Tensor:
+        index = torch.arange(first, first + len(words))
+        return rope.rotate(x[None, None], x[None, None], Context(index=index, positions=index[None]))[0][0, 0]
+
+    alone, later = rotated(0), rotated(skipped)
+    scores, moved = alone @ alone.T, later @ later.T
+    change = float((scores - moved).abs().max())
+    turns = frequencies(width, base, None)  # radians per position, one per pair
+
+    def draw() -> Any:
+        figure, axes = new(3, 1, 13, 4)
+        longest = float(x[:, :2].norm(dim=1).max()) * 1.1
+        texts = (("without positions", x, None), ("at the start", alone, 0), (f"after {skipped} words", later, skipped))
+        for axis, (title, arrows, first) in zip(axes[0], texts):
+            for i, word in enumerate(words):
+                a, b = arrows[i, :2].tolist()
+                axis.annotate("", (a, b), (0, 0), arrowprops={"arrowstyle": "->", "color": f"C{i}", "lw": 2})
+                axis.text(a, b, word if first is None else f"{word} ({first + i})", color=f"C{i}")
+            axis.set(xlim=(-longest, longest), ylim=(-longest, longest), aspect="equal", title=title)
+            axis.grid(alpha=0.3)
+        figure.suptitle("the first pair of channels; the angles between words are equal in the last two", fontsize=10)
+        return figure
+
+    names = [str(i) for i in range(width)]
+    return Shown(
+        f"{skipped} words before the text rotate every word by {math.degrees(skipped * float(turns[0])) % 360:.1f} "
+        f"degrees (first pair); the scores change by at most {change:.0e}.",
+        [
+            Table("vectors", ("word", *names), [[w, *row] for w, row in zip(words, x.tolist(), strict=True)]),
+            Table("rotated", ("word", "position", *names), [
+                [word, first + i, *arrows[i].tolist()]
+                for first, arrows in ((0, alone), (skipped, later)) for i, word in enumerate(words)]),
+            Table("scores: at the start", ("word", *words), named(words, scores)),
+            Table(f"scores: after {skipped} words", ("word", *words), named(words, moved)),
+            Table("pairs of channels", ("pair", "degrees per position", "positions per full turn"), [
+                [i, math.degrees(turn), 2 * math.pi / turn] for i, turn in enumerate(turns.tolist())]),
+        ],
+        draw,
+    )  # fmt: skip
+
+
+def named(words: list[str], matrix: torch.Tensor) -> list[list[Any]]:
+    return [[word, *row] for word, row in zip(words, matrix.tolist(), strict=True)]

@@ -1,0 +1,88 @@
+"""Fine-tuning: a pretrained model and a new classifier learn a task from a few labelled texts.
+
+A small BERT learns masked words of unlabelled sentences, then tells spam from other mail with a classifier on [CLS].
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from anyformer.look.figures import new
+from anyformer_course.shown import Shown, Table
+from anyformer_course.shows._trained import pad, train
+
+SPAM = [f"win a free {thing} {when} ." for thing in ("prize", "phone", "holiday") for when in ("now", "today")]
+MAIL = [f"the {what} is {when} ." for what in ("meeting", "lunch", "class") for when in ("at noon", "on monday")]
+
+
+def example(
+    text: str = "win the lunch now .", *, frozen: bool = False, labelled: int = 2, steps: int = 25, lr: float = 1e-3
+) -> Shown:
+    """Learn from `labelled` mails of each kind, test on the others. With `frozen`, only the classifier is trained."""
+    if not 1 <= labelled <= 5:
+        raise ValueError(f"labelled is {labelled}; 1 to 5 of the 6 mails of each kind can be used")
+    small = train("bert")
+    model = copy.deepcopy(small.model)
+    head = torch.nn.Linear(model.spec.width, 2)
+    with torch.no_grad():
+        head.weight.copy_(torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(0)) * 0.02)
+        head.bias.zero_()
+    start = {name: value.detach().clone() for name, value in model.named_parameters()}
+    ids, _ = pad([[1, *small.ids(line), 2] for line in SPAM + MAIL])
+    labels = torch.tensor([0] * len(SPAM) + [1] * len(MAIL))
+    used = torch.tensor([i % len(SPAM) < labelled for i in range(len(labels))])
+    optimizer = torch.optim.AdamW([*head.parameters(), *(() if frozen else model.parameters())], lr, weight_decay=0.0)
+    losses = []
+    for _ in range(steps):
+        loss = F.cross_entropy(head(first_state(model, ids[used])), labels[used])
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        right = (head(first_state(model, ids)).argmax(-1) == labels).float()
+        mine = torch.tensor([[1, *small.ids(text), 2]])
+        chance = float(head(first_state(model, mine)).softmax(-1)[0, 0])
+    groups = {"embedding": "embedding.", "layer 1": "encoder.layers.0.", "layer 2": "encoder.layers.1."}
+    moved = [[group, *movement(model, start, prefix)] for group, prefix in groups.items()]
+    moved.append(["new classifier", sum(p.numel() for p in head.parameters()), None])
+
+    def draw() -> Any:
+        figure, axes = new(2, 1, 8, 3)
+        axes[0, 0].plot(losses)
+        axes[0, 0].set_title("loss by step", fontsize=9)
+        axes[0, 1].bar([row[0] for row in moved[:-1]], [100 * row[2] for row in moved[:-1]])
+        axes[0, 1].set_title("how far the pretrained weights moved, in %", fontsize=9)
+        return figure
+
+    seen, unseen = float(right[used].mean()), float(right[~used].mean())
+    return Shown(
+        f"{unseen:.0%} of the other mails are right after {steps} steps on {int(used.sum())} labelled mails; "
+        f"{text!r} is spam with probability {chance:.2f}",
+        [
+            Table("results", ("mails", "number", "right"), [
+                ["labelled", int(used.sum()), seen], ["others", int((~used).sum()), unseen]
+            ]),
+            Table("relative change of the weights", ("part", "parameters", "change"), moved),
+            Table("loss", ("step", "loss"), [[i, losses[i]] for i in sorted({0, steps // 2, steps - 1})]),
+        ],
+        draw,
+    )  # fmt: skip
+
+
+def movement(model: Any, start: dict[str, torch.Tensor], prefix: str) -> tuple[int, float]:
+    """Return the number of weights under `prefix`, and the length of their change over their length."""
+    names = [name for name in start if name.startswith(prefix)]
+    change = sum(float((model.get_parameter(n).detach() - start[n]).square().sum()) for n in names)
+    length = sum(float(start[n].square().sum()) for n in names)
+    return sum(start[n].numel() for n in names), (change / length) ** 0.5
+
+
+def first_state(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Return the last state of [CLS] (B, D)."""
+    mask = (ids != 0).long()
+    return model(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states[-1][:, 0]
