@@ -74,7 +74,8 @@ def learn_dates(folder: Path, device: str, end: float, steps: int | None) -> Non
     run = recipe("dates", str(data))
     run = af.override(run, {"steps": steps or run.steps, "evaluate.every": steps or run.steps})
     folder = unused_folder(folder.with_name("dates"))
-    print(f"\nthe encoder-decoder of 2017: {af.count(run.model).parameters:,} parameters, to write dates in ISO form")
+    described: Any = run.model
+    print(f"\nthe encoder-decoder of 2017: {af.count(described).parameters:,} parameters, to write dates in ISO form")
     print(f"\n$ anyformer train dates --data {data} --out {folder}", flush=True)
     tail = 0.1 * (end - time.monotonic())  # for the examples and the picture
     train(run, folder, resume=False, device=device, watch=[Deadline(end, tail, most=run.steps)])
@@ -83,7 +84,8 @@ def learn_dates(folder: Path, device: str, end: float, steps: int | None) -> Non
     valid: Any = run.data.valid
     rows = [row.example for row, _ in zip(valid.rows(("source", "target")), range(EXAMPLES)) if row.example]
     for row in rows:
-        written = read.decode(af.generate(model, **read(row["source"]), max_new_tokens=16)[0], skip_special_tokens=True)
+        inputs: dict[str, Any] = read(row["source"])
+        written = read.decode(af.generate(model, **inputs, max_new_tokens=16)[0], skip_special_tokens=True)
         mark = "exact" if written == row["target"] else f"wrong: {row['target']}"
         print(f"{row['source']:32}{written:14}{mark}")
     picture = str(folder / "attention.png")

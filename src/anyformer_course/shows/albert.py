@@ -11,13 +11,13 @@ from anyformer_course.shown import Shown, Table
 
 def example(name: str = "albert-base", *, widths: str = "64 128 256 768") -> Shown:
     """Count the description with and without each saving, and the embedding for each E in `widths`."""
-    spec = af.spec(name)
+    spec: Any = af.spec(name)
     if spec.family != "albert":
         raise ValueError(f"{name} is not an ALBERT; take albert-base, albert-large, albert-xlarge or albert-xxlarge")
     depth = len(spec.encoder.order)
     plain = {"embedding.tokens.width": None, "head.lm.transform.width": None}
     layers = {"encoder.order": None, "encoder.depth": depth}
-    variants = {
+    variants: dict[str, dict[str, Any]] = {
         "as published": {}, "without the factorised embedding": plain, "without sharing": layers,
         "without both": {**plain, **layers},
     }  # fmt: skip

@@ -31,7 +31,7 @@ def example(text: str = "red square", *, levels: int = 4, steps: int = 80, seed:
         width=24,
         embedding=ConvEmbedding(image_size=(SIDE, SIDE), channels=3, widths=(12, 24), kernel=3, blocks=1),
         latent=RoundedCodes(levels=(levels,) * 3, width=16),
-        painter=ConvDecoder(channels=3, widths=(24, 12), blocks=1),
+        image_decoder=ConvDecoder(channels=3, widths=(24, 12), blocks=1),
     )
     model: Any = af.build(spec, seed=seed)
     draws, optimizer = torch.Generator().manual_seed(seed), torch.optim.Adam(model.parameters(), lr=4e-3)
@@ -44,7 +44,7 @@ def example(text: str = "red square", *, levels: int = 4, steps: int = 80, seed:
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    picture = drawing(*words, torch.Generator().manual_seed(99))
+    picture = drawing(words[0], words[1], torch.Generator().manual_seed(99))
     with torch.no_grad():
         codes = model.eval().codes(picture[None])
         again = model.picture(codes)[0]

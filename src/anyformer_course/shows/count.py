@@ -97,5 +97,5 @@ def role(spec: Any, address: str) -> str:
             continue
         if isinstance(found, Op):
             mixer = "attention" if "Attention" in type(found).__name__ else "convolution or recurrence"
-            return "feed-forward" if found.said == "itself" else mixer
+            return "feed-forward" if found.declared_sees == "itself" else mixer
     return "norms and the rest"

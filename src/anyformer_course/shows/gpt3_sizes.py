@@ -30,7 +30,7 @@ def example(*sizes: str) -> Shown:
     rows, ours = [], []
     for size in sizes or PUBLISHED:
         printed, layers, width, heads, head_width = PUBLISHED[size]
-        spec = af.spec(f"gpt3-{size}")
+        spec: Any = af.spec(f"gpt3-{size}")
         op = spec.decoder.layers.steps["attention"].op
         counted = af.count(spec).parameters
         rows.append([size, printed, layers, width, heads, head_width, heads * head_width, heads * head_width == width])

@@ -27,7 +27,7 @@ def example(text: str = TEXT, *, rate: float = 0.3, seed: int = 0) -> Shown:
     pieces = tokenizer(text)
     known = VocabularyInfo.from_tokenizer(pieces)
     ids = np.array(pieces.encode(text, add_special_tokens=False))
-    ways = {
+    ways: dict[str, list[Any]] = {
         "token masking": [TokenMasking(rate=rate)],
         "token deletion": [TokenDeletion(rate=rate)],
         "text infilling": [TextInfilling(rate=rate)],

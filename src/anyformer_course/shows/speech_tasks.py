@@ -37,7 +37,7 @@ def example(text: str = "once upon a time", *, language: str = "en", task: str =
         settings = Settings(language=language, task=asked, return_timestamps=with_times, lang_to_id=known,
                             task_to_id={"translate": TRANSLATE, "transcribe": TRANSCRIBE},
                             no_timestamps_token_id=NO_TIMES, is_multilingual=True)  # fmt: skip
-        return speech_prompt(None, torch.tensor([[START]]), {}, settings)[0][0].tolist()  # type: ignore[arg-type]
+        return speech_prompt(None, torch.tensor([[START]]), {}, settings)[0][0].tolist()
 
     chosen = prompt(task, times)
     rows = [[names[number], number, "given"] for number in chosen]
@@ -52,7 +52,7 @@ def example(text: str = "once upon a time", *, language: str = "en", task: str =
         figure, axes = new(1, 1, 11, 1.8)
         colors = {"given": "tab:orange", "predicted: time": "tab:green", "predicted: text": "tab:blue"}
         for i, (token, _, role) in enumerate(rows):
-            axes[0, 0].barh(0, 0.95, left=i, color=colors.get(role, "gray"), alpha=0.4)
+            axes[0, 0].barh(0, 0.95, left=i, color=colors.get(str(role), "gray"), alpha=0.4)
             axes[0, 0].text(i + 0.47, 0, token, ha="center", va="center", fontsize=7, rotation=25)
         axes[0, 0].set_title("orange: given, green: times, blue: text, gray: end", fontsize=9)
         axes[0, 0].set_axis_off()

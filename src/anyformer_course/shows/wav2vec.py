@@ -33,7 +33,7 @@ def example(text: str = "hello world", *, hidden: float = 0.5, span: int = 4, se
     width = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
     config = {**width, "conv_dim": [64] * 7, "num_conv_pos_embeddings": 16, "num_negatives": NEGATIVES,
               "architectures": ["Wav2Vec2ForPreTraining"], "num_codevectors_per_group": 16}  # fmt: skip
-    spec = families.find("wav2vec2").read(config)
+    spec: Any = families.find("wav2vec2").read(config)
     stem = spec.embedding.stem
     model = af.build(spec, seed=seed).eval()
     frames = stem.frames(samples.shape[1])

@@ -38,9 +38,9 @@ def example(*lengths: int) -> Shown:
 
     def draw() -> Any:
         figure, axes = new(2, 1, 12, 4)
-        for name, (length, _, rouge, _) in PUBLISHED.items():
+        for system, (length, _, rouge, _) in PUBLISHED.items():
             axes[0, 0].scatter(length, rouge)
-            axes[0, 0].annotate(name, (length, rouge), (4, 3), textcoords="offset points", fontsize=7)
+            axes[0, 0].annotate(system, (length, rouge), (4, 3), textcoords="offset points", fontsize=7)
         axes[0, 0].set(title="published", xlabel="input length", ylabel="ROUGE-L", xlim=(0, 15000))
         for name, each in per_token.items():
             axes[0, 1].plot(lengths, each, marker="o", label=name)

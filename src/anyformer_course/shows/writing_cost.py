@@ -23,7 +23,7 @@ def example(*names: str) -> Shown:
     names = names or ("gpt2", "rwkv-4-169m", "mamba-130m")
     steps, state, total = {}, {}, {}
     for name in names:
-        spec = af.spec(name)
+        spec: Any = af.spec(name)
         if not spec.left_to_right:
             raise ValueError(f"{name} does not write texts; give decoders, such as gpt2")
         position = getattr(spec.embedding, "position", None)
