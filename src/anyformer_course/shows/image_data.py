@@ -43,7 +43,9 @@ def example(names: str = "vit-b16 vit-l16 vit-h14") -> Shown:
 
     return Shown(
         "The best of these ViTs is "
-        + ", ".join(f"{abs(d):.2f} points {'ahead' if d > 0 else 'behind'} after {name}" for d, name in zip(lead, PICTURES))
+        + ", ".join(
+            f"{abs(d):.2f} points {'ahead' if d > 0 else 'behind'} after {name}" for d, name in zip(lead, PICTURES)
+        )
         + ".",
         [
             Table("accuracy on ImageNet in %, published", ("model", "parameters", "parameters are", *PICTURES), rows),

@@ -1,7 +1,7 @@
 """DeepSeek's latent attention and experts: what is cached per token, and how many parameters a token uses.
 
-Attention with 128 heads would cache a key and a value per head. Latent attention caches one short vector per layer, from
-which keys and values are computed, and one rotated key for all heads [DeepSeek-AI 2024].
+Attention with 128 heads would cache a key and a value per head. Latent attention caches one short vector per layer,
+from which keys and values are computed, and one rotated key for all heads [DeepSeek-AI 2024].
 """
 
 from __future__ import annotations

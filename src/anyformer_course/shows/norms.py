@@ -17,7 +17,7 @@ from anyformer_course.shows._small import module
 
 
 def example(numbers: str = "1 2 3 6", *, branch: float = 0.5, layers: int = 24) -> Shown:
-    """Normalize `numbers`. DeepNorm normalizes alpha x + f(x), here with f(x) = `branch` times x, shifted by one place."""
+    """Normalize `numbers`. DeepNorm normalizes alpha x + f(x); here f(x) is `branch` times x, moved by one place."""
     try:
         x = torch.tensor([float(each) for each in numbers.split()])
     except ValueError:
@@ -36,11 +36,15 @@ def example(numbers: str = "1 2 3 6", *, branch: float = 0.5, layers: int = 24) 
         f"DeepNorm: LayerNorm({alpha:.2f} x + f(x))": (deep - deep.mean()) / deep.std(correction=0),
     }
     with torch.no_grad():
-        library = [module(part, len(x))(x[None])[0] for part in (af.parts.LayerNorm(eps=0.0), af.parts.RMSNorm(eps=0.0))]
+        library = [
+            module(part, len(x))(x[None])[0] for part in (af.parts.LayerNorm(eps=0.0), af.parts.RMSNorm(eps=0.0))
+        ]
     names = list(results)
     errors = [float((results[names[i]] - each).abs().max()) for i, each in zip((1, 3), library, strict=True)]
-    rows = [[name, *each.tolist(), float(each.mean()), float(each.var(correction=0)), float(each.square().mean().sqrt())]
-            for name, each in results.items()]  # fmt: skip
+    rows = [
+        [name, *each.tolist(), *map(float, (each.mean(), each.var(correction=0), each.square().mean().sqrt()))]
+        for name, each in results.items()
+    ]
 
     def draw() -> Any:
         figure, axes = new(1, 1, 9, 3.2)
@@ -53,8 +57,9 @@ def example(numbers: str = "1 2 3 6", *, branch: float = 0.5, layers: int = 24) 
         return figure
 
     return Shown(
-        f"LayerNorm gives variance {rows[1][-2]:.2f}, the slide's formula {rows[2][-2]:.2f}; RMSNorm keeps the mean's "
-        f"sign and gives a root mean square of {rows[3][-1]:.2f}. The library differs by at most {max(errors):.0e}.",
+        f"LayerNorm gives variance {rows[1][-2]:.2f}, the slide's formula {rows[2][-2]:.2f}; RMSNorm gives a root "
+        f"mean square of {rows[3][-1]:.2f} and leaves a mean of {rows[3][-3]:.2f}. The library differs by at most "
+        f"{max(errors):.0e}.",
         [Table("numbers", ("norm", *map(str, range(len(x))), "mean", "variance", "root mean square"), rows)],
         draw,
     )

@@ -16,7 +16,12 @@ from anyformer_course.shows._trained import STORIES, train
 
 
 def example(
-    text: str = "the dog chased the ball .", *, rate: float = 0.3, draws: int = 200, seed: int = 0, corpus: str = STORIES
+    text: str = "the dog chased the ball .",
+    *,
+    rate: float = 0.3,
+    draws: int = 200,
+    seed: int = 0,
+    corpus: str = STORIES,
 ) -> Shown:
     """Mask `rate` of the words, fill them from the generator's probabilities, and repeat `draws` times."""
     if not 0 < rate <= 1 or not 1 <= draws <= 2000:
@@ -44,13 +49,15 @@ def example(
         axes[0, 0].set_title(f"replaced by another word, % of {draws} draws", fontsize=10)
         return figure
 
-    first = [[word, generator.tokens[int(masked[0, i])], generator.tokens[int(filled[0, i])],
-              "replaced" if replaced[0, i] else "original", float(by_word[i])] for i, word in enumerate(words)]  # fmt: skip
+    labels = ["replaced" if each else "original" for each in replaced[0].tolist()]
+    reads = [[generator.tokens[int(i)] for i in each[0]] for each in (masked, filled)]
+    first = list(zip(words, *reads, labels, by_word.tolist(), strict=True))
     return Shown(
         f"Of {number} masked words the generator fills {100 * kept:.0f} % as they were. BERT learns from {number} of "
         f"{T} positions, ELECTRA from all {T}.",
         [
-            Table("the first draw", ("word", "generator reads", "discriminator reads", "label", "share replaced"), first),
+            Table("the first draw", ("word", "generator reads", "discriminator reads", "label", "share replaced"),
+                  first),
             Table("positions with a loss", ("objective", "positions", "share"),
                   [["masked words (BERT)", number, number / T], ["replaced words (ELECTRA)", T, 1.0]]),
         ],

@@ -48,8 +48,8 @@ def example(size: int = 4, *, heads: int = 3, move: int = 1, seed: int = 0) -> S
         f"B has {size**4:,} numbers per head, but only {(2 * size - 1) ** 2} different ones. Swin-T learns {learned:,} "
         f"numbers for all positions; a ViT-B/16 learns {197 * 768:,}.",
         [
-            Table("the same offset, the same bias", ("pair", "patch", "attends to", *(f"head {h}" for h in range(heads))),
-                  rows),
+            Table("the same offset, the same bias",
+                  ("pair", "patch", "attends to", *(f"head {h}" for h in range(heads))), rows),
             Table("by window", ("side M", "learned per head: (2 M - 1)^2", "pairs: M^4"),
                   [[m, *each] for m, each in numbers.items()]),
         ],
