@@ -20,8 +20,8 @@ def module(part: Part, width: int, seed: int = 0, std: float | None = None) -> n
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
         built = part.build(Site(width=width, address="part"))
-        for parameter in built.parameters() if std is not None else ():
-            if parameter.dim() > 1:
+        for parameter in built.parameters():
+            if std is not None and parameter.dim() > 1:
                 nn.init.normal_(parameter, std=std)
     return built.eval()
 

@@ -31,7 +31,7 @@ def example(texts: str = "red square / green circle / blue cross", *, steps: int
     pairs = [[color, shape] for color in COLORS for shape in SHAPES]
     draws, optimizer = torch.Generator().manual_seed(seed), torch.optim.Adam(model.parameters(), lr=1.2e-3)
     before = matrix(model, asked)
-    album = [torch.stack([drawing(*pair, draws) for pair in pairs]) for _ in range(12)]
+    album = [torch.stack([drawing(pair[0], pair[1], draws) for pair in pairs]) for _ in range(12)]
     right, losses = torch.arange(len(pairs)), []
     for step in range(steps):
         scores = model(input_ids=encode(pairs), pixel_values=album[step % len(album)]).logits_per_image
@@ -67,7 +67,7 @@ def example(texts: str = "red square / green circle / blue cross", *, steps: int
 def matrix(model: Any, pairs: list[list[str]]) -> torch.Tensor:
     """Return the cosines (pictures, texts), on drawings that were not trained on."""
     draws = torch.Generator().manual_seed(99)
-    pixels = torch.stack([drawing(*pair, draws) for pair in pairs])
+    pixels = torch.stack([drawing(pair[0], pair[1], draws) for pair in pairs])
     output = model(input_ids=encode(pairs), pixel_values=pixels)
     return output.image_embeds @ output.text_embeds.T
 

@@ -26,12 +26,13 @@ def example(names: str = "gpt2 bert-base t5-small", *, length: int = 128, dtype:
         raise ValueError(f"dtype is {dtype!r}; give a type such as bfloat16 or float32")
     counts = {name: af.count(af.spec(name)) for name in names.split()}
     shares = {name: by_role(count) for name, count in counts.items()}
-    totals = []
+    totals: list[list[Any]] = []
     for name, count in counts.items():
         flops = count.flops(length)
         tokens = count.positions(length)  # patches of an image, frames of a recording
-        writes = count.spec.writes
-        cache = count.state(1, length, kind, length if count.spec.pair else 0) if writes else None
+        spec = count.spec
+        assert spec is not None
+        cache = count.state(1, length, kind, length if spec.pair else 0) if spec.writes else None
         totals.append(
             [
                 name,
@@ -63,7 +64,7 @@ def example(names: str = "gpt2 bert-base t5-small", *, length: int = 128, dtype:
         f"{best[0]} has {best[1]:,} parameters, {100 * shares[best[0]][largest] / best[1]:.0f} % of them in "
         f"{largest}.",
         [
-            Table("parameters", ("part", *counts), [[role, *(each[role] for each in shares.values())] for role in ROLES]),
+            Table("parameters", ("part", *counts), [[each, *(by[each] for by in shares.values())] for each in ROLES]),
             Table(
                 f"totals, texts of {length} tokens, {dtype}",
                 ("model", "parameters", "used by a token", "megabytes", "FLOPs of a pass", "tokens of a pass",

@@ -52,6 +52,8 @@ def example(
     right = sum(one == other for one, other in zip(written, words[::-1], strict=True))
     places = sum(int(i) == len(words) - 1 - row for row, i in enumerate(weights.argmax(-1)))
 
+    progress = [[i + 1, losses[i]] for i in range(0, steps, max(steps // 6, 1))]
+
     def draw() -> Any:
         figure = heat_maps([weights], ["cross-attention"], "rows: written, columns: source", limits=(0, 1))
         figure.set_size_inches(5, 4.2)
@@ -74,7 +76,7 @@ def example(
                     ["weights", "q and k", f"{len(words)} x {len(words)}"],
                 ],
             ),
-            Table("training", ("step", "loss"), [[i + 1, losses[i]] for i in range(0, steps, max(steps // 6, 1))]),
+            Table("training", ("step", "loss"), progress or [[0, None]]),
         ],
         draw,
     )  # fmt: skip

@@ -63,8 +63,8 @@ def example(goal: int = 5, *, walks: int = 1, rounds: int = 120, entropy: float 
         return figure
 
     return Shown(
-        f"After {rounds} rounds GAIL is at cell {goal} in {100 * shares['GAIL']:.0f} % of the time steps, the expert in "
-        f"{100 * shares['expert']:.0f} %, a random walker in {100 * shares['random']:.0f} %.",
+        f"After {rounds} rounds GAIL is at cell {goal} in {100 * shares['GAIL']:.0f} % of the time steps, the expert "
+        f"in {100 * shares['expert']:.0f} %, a random walker in {100 * shares['random']:.0f} %.",
         [
             Table("share of time steps at the goal, from every start", ("policy", "share"),
                   [[name, share] for name, share in shares.items()]),

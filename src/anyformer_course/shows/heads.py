@@ -42,8 +42,8 @@ def example(text: str = "the cat sat on the mat", *, heads: int = 4, width: int 
         return heat_maps(list(weights), [f"head {h}" for h in range(heads)], "weights of each head", words, (0, 1))
 
     return Shown(
-        f"{heads} {'head' if heads == 1 else 'heads'} of width {K} and the output matrix have {parameters:,} parameters; "
-        f"by hand and by anyformer the results differ by at most {error:.0e}.",
+        f"{heads} {'head' if heads == 1 else 'heads'} of width {K} and the output matrix have {parameters:,} parameters"
+        f"; by hand and by anyformer the results differ by at most {error:.0e}.",
         [
             Table(
                 "the word that each word attends to most, and its weight",

@@ -6,6 +6,7 @@ only the largest ones are kept.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ def example(text: str = TEXT, *, steps: int = 60, width: int = 32, seed: int = 0
         kept = []
         for share in (1.0, 0.25, 0.125, 0.0625):
             number = max(int(share * total), 1)
-            cut = af.trace(model, change={f"{LAYER}.up": lambda x, address, n=number: largest(x, n)}, input_ids=ids)
+            cut = af.trace(model, change={f"{LAYER}.up": functools.partial(largest, number=number)}, input_ids=ids)
             kept.append([number, 100 * share, float(loss_of(cut.output.logits, ids))])
     letters = [chr(byte) if 33 <= byte < 127 else "_" for byte in data]
     per_token = active.sum(1)
@@ -71,7 +72,7 @@ def loss_of(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits[0, :-1], ids[0, 1:])
 
 
-def largest(x: torch.Tensor, number: int) -> torch.Tensor:
+def largest(x: torch.Tensor, address: str, number: int) -> torch.Tensor:
     """Keep the `number` largest inputs of ReLU per letter; set the others to 0."""
     least = x.topk(number, dim=-1).values[..., -1:]
     return x.where(x >= least, 0.0)

@@ -64,5 +64,5 @@ def measure(place: tuple[str, ...], ids: torch.Tensor, depth: int, width: int, s
     changes |= {"init": {"*": af.parts.Normal(std=width**-0.5)}, "embedding.scale": width**0.5}
     model = af.build(decoder(256, width=width, depth=depth, heads=4, changes=changes), seed=seed)
     F.cross_entropy(model(input_ids=ids).logits[0, :-1], ids[0, 1:]).backward()
-    named = dict(model.named_parameters())
+    named: dict[str, Any] = dict(model.named_parameters())
     return [float(named[f"decoder.layers.{i}.feedforward.op.down.weight"].grad.norm()) for i in range(depth)]

@@ -31,7 +31,7 @@ def example(picture: str = "", *, size: int = 224, patch: int = 16, width: int =
         weight, bias = embedding.patch.weight.flatten(1), embedding.patch.bias
         error = float((flat @ weight.T + bias - vectors).abs().max())
     side = size // patch
-    rows = [
+    rows: list[list[Any]] = [
         [name, number, number**2, 4 * number**2 * width]
         for name, number in (("pixels", size * size), (f"patches of {patch} x {patch}", side * side))
     ]
@@ -89,8 +89,8 @@ def read(path: str, size: int) -> torch.Tensor:
     try:
         from PIL import Image
 
-        with Image.open(path) as image:
-            image = image.convert("RGB").resize((size, size))
+        with Image.open(path) as file:
+            image = file.convert("RGB").resize((size, size))
             return (
                 torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(size, size, 3).permute(2, 0, 1)
                 / 255

@@ -72,14 +72,14 @@ def learn(skip: float, ids: torch.Tensor, depth: int, width: int, steps: int, se
         run = af.trace(model, keep=["embedding", "decoder.layers.*"], input_ids=ids)
     streams = [run["embedding"][0], *(run[f"decoder.layers.{i}"][0] for i in range(depth))]
     alike = [similarity(stream) for stream in streams]
-    optimizer, losses, gradients = torch.optim.Adam(model.parameters(), lr=1e-2), [], []
+    optimizer, losses, gradients = torch.optim.Adam(model.parameters(), lr=1e-2, fused=True), [], []
     for step in range(steps + 1):
         loss = F.cross_entropy(model(input_ids=ids).logits[0, :-1], ids[0, 1:])
         losses.append(float(loss.detach()))
         optimizer.zero_grad()
         loss.backward()
         if step == 0:
-            named = dict(model.named_parameters())
+            named: dict[str, Any] = dict(model.named_parameters())
             names = [f"decoder.layers.{i}.feedforward.op.down.weight" for i in range(depth)]
             gradients = [float(named[name].grad.norm()) for name in names]
         optimizer.step()

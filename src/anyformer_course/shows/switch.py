@@ -61,6 +61,7 @@ def example(
         figure.set_size_inches(7, 4)
         for axis in figure.axes:
             axis.set_yticks(range(T), words, fontsize=8)
+            axis.set_xticks(range(experts + (axis is figure.axes[1])))
         return figure
 
     rows = [
