@@ -28,7 +28,7 @@ def example(
     real = real & (ids != 0)  # predictions after every token but <end>
     with torch.no_grad():
         goal = teacher.model(input_ids=ids).logits[real]  # (N, V)
-    optimizer = torch.optim.AdamW(student.parameters(), lr=1e-2, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(student.parameters(), lr=3e-3, weight_decay=0.0)
     curve = []
     for step in range(steps + 1):
         scores = student(input_ids=ids).logits[real]

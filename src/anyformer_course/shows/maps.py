@@ -25,9 +25,7 @@ def example(text: str = "the dog chased the ball .", *, model: str = "gpt", corp
     for layer, address in enumerate(run):
         for head, weights in enumerate(run[address][0]):  # (T, T)
             distance = (torch.arange(len(tokens))[:, None] - torch.arange(len(tokens))[None]).abs().float()
-            query, key = divmod(
-                int((weights - torch.eye(len(tokens)) - (distance < 0) * 1.0).flatten().argmax()), len(tokens)
-            )
+            query, key = divmod(int(weights.clone().fill_diagonal_(0).argmax()), len(tokens))
             names.append(f"layer {layer + 1}, head {head + 1}")
             maps.append(weights)
             rows.append(

@@ -13,15 +13,15 @@ from anyformer_course.shows._pieces import encode, tokenizer
 from anyformer_course.shows._trained import describe
 
 
-def example(text: str = "who barked", second: str = "the dog barked at the cat", *, name: str = "bert-base") -> Shown:
-    """Run a small BERT with each head on the texts, and count the head on the description `name`."""
+def example(text: str = "who barked", second: str = "the dog barked at the cat", *, model: str = "bert-base") -> Shown:
+    """Run a small BERT with each head on the texts, and count the head on the description `model`."""
     from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead, PooledOutput
     from anyformer.parts.head.span import SpanHead
     from anyformer.parts.head.tag import TagHead
 
-    spec = af.spec(name).replace(ties=())
+    spec = af.spec(model).replace(ties=())
     if not hasattr(spec.head, "pool"):
-        raise ValueError(f"{name} has no pooler; take a BERT, for example bert-large")
+        raise ValueError(f"{model} has no pooler; take a BERT, for example bert-large")
     pool = spec.head.pool
     full = af.count(spec.replace(head=PooledOutput(pool=pool))).parameters
     body = full - spec.width**2 - spec.width  # tasks that read every token do not use the pooler
@@ -46,11 +46,11 @@ def example(text: str = "who barked", second: str = "the dog barked at the cat",
         rows.append([task, reads, inputs["input_ids"].shape[-1], shape, added, added / full])
 
     def draw() -> Any:
-        return bars([(row[0], row[4]) for row in rows], f"new parameters on {name} ({full:,} pretrained)")
+        return bars([(row[0], row[4]) for row in rows], f"new parameters on {model} ({full:,} pretrained)")
 
     most = max(rows, key=lambda row: row[4])
     return Shown(
-        f"a task adds at most {most[4]:,} parameters to the {full:,} of {name} ({most[5]:.4%})",
+        f"a task adds at most {most[4]:,} parameters to the {full:,} of {model} ({most[5]:.4%})",
         [Table("tasks", ("task", "reads", "tokens", "answer", "new parameters", "share"), rows)],
         draw,
     )

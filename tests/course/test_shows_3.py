@@ -1,0 +1,75 @@
+"""The worked examples of lecture 3, compared with tokenizers, torch and the model itself."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from anyformer_course import show
+from anyformer_course.shows import _trained
+
+
+def rows(shown, title):
+    return [row for table in shown.tables if table.title.startswith(title) for row in table.rows]
+
+
+def test_bpe_counts_the_pairs_that_it_merges():
+    corpus = "low low low lower lower newest newest"
+    steps = rows(show("tokens", "lowest", merges=3, corpus=corpus), "BPE")
+    # "l o" and "o w" occur 5 times each; the merged words are lo+w, then the text has 4 letters and a piece
+    assert [step[2] for step in steps[1:3]] == [5, 5]
+    assert steps[2][4] == "low e s t"
+
+
+def test_predicted_probabilities_are_the_models():
+    small = _trained.train("gpt")
+    ids = torch.tensor([[1, *small.ids("the dog chased")]])
+    with torch.no_grad():
+        loss = small.model(input_ids=ids, labels=ids).loss  # mean over three words
+    shown = rows(show("predict", "the dog chased"), "each word")
+    assert sum(row[3] for row in shown) == pytest.approx(-3 * float(loss), abs=1e-4)
+
+
+def test_beam_search_finds_a_likelier_text_than_greedy():
+    found = {row[0]: row for row in rows(show("beams", "the", beams=3), "continuations")}
+    greedy, beam = found["greedy"], found["beam search, 3 beams"]
+    assert beam[2] > greedy[2] and beam[3] == pytest.approx(math.log(beam[2]))
+
+
+def test_distillation_loss_is_the_kl_divergence():
+    from anyformer_course.shows.distill import divergence
+
+    torch.manual_seed(0)
+    student, teacher = torch.randn(4, 7), torch.randn(4, 7)
+    p, q = teacher.softmax(-1), student.softmax(-1)
+    assert float(divergence(student, teacher, 1.0)) == pytest.approx(
+        float((p * (p / q).log()).sum(-1).mean()), rel=1e-5
+    )
+
+
+def test_cls_is_all_that_the_classifier_reads():
+    first, *others = rows(show("pooling", "win a free prize"), "change")
+    assert first[1] > 1e-3 and all(row[1] == 0 < row[2] for row in others)
+
+
+def test_the_similarity_of_two_texts_needs_both_orders():
+    assert "does not change" in show("formats").says
+    assert "does not change" not in show("formats", both_orders=False).says
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "options", "message"),
+    [
+        ("predict", ("the unicorn",), {}, "does not know 'unicorn'"),
+        ("fill", ("the dog",), {}, r"exactly one \[MASK\]"),
+        ("next-sentence", ("one text .",), {}, "second text"),
+        ("cache", (), {"kv_heads": 3}, "1, 2 or 4"),
+        ("albert", ("bert-base",), {}, "not an ALBERT"),
+    ],
+)
+def test_mistakes_have_one_line(name, inputs, options, message):
+    with pytest.raises(ValueError, match=message) as error:
+        show(name, *inputs, **options)
+    assert "\n" not in str(error.value)
