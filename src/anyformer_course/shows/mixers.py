@@ -30,7 +30,7 @@ def example(text: str = TEXT, *, mixer: str = "linformer", few: int = 4, feature
 
     words, x = vectors(text, K, seed)
     if len(words) < few or len(words) % few:
-        raise ValueError(f"the text has {len(words)} words; Nystromformer needs a multiple of few={few}")
+        raise ValueError(f"the text has {len(words)} words; Linformer and Nystromformer need a multiple of few={few}")
     draws = torch.Generator().manual_seed(seed)
     x = x + sinusoids(len(words), K, 10000.0, True)
     q, k = (x @ torch.randn(K, K, generator=draws) / math.sqrt(K) for _ in range(2))
@@ -102,8 +102,10 @@ def big_bird(q: Tensor, k: Tensor, *rest: Any) -> tuple[Tensor, Any]:
 
 
 def linformer(q: Tensor, k: Tensor, few: int, features: int, draws: torch.Generator) -> tuple[Tensor, Any]:
-    e, f = (torch.randn(few, len(k), generator=draws) / math.sqrt(few) for _ in range(2))  # E and F, here random
-    return softmax(q, e @ k) @ f, lambda n: n * few
+    e = (
+        torch.eye(few).repeat_interleave(len(k) // few, 1) * few / len(k)
+    )  # E = F: means of segments, the simplest choice
+    return softmax(q, e @ k) @ e, lambda n: n * few
 
 
 def nystromformer(q: Tensor, k: Tensor, few: int, features: int, draws: torch.Generator) -> tuple[Tensor, Any]:

@@ -27,6 +27,8 @@ def example(
     words = split(text)
     if scheme not in SCHEMES:
         raise ValueError(f"no scheme is called {scheme!r}; use one of {', '.join(SCHEMES)}")
+    if not 64 <= length <= 512:
+        raise ValueError(f"length is {length}; the properties need 64 to 512 positions")
     p, all_positions = position_vectors(scheme, len(words), width), position_vectors(scheme, length, 32)
     figures = {name: measure(name, length) for name in SCHEMES}
     answers = {name: judge(figures[name]) for name in SCHEMES}

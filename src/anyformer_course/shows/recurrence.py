@@ -15,7 +15,7 @@ from anyformer_course.shown import Shown, Table
 KINDS = ("attention", "lstm", "gru", "rwkv", "mamba")
 
 
-def example(text: str = "the cat sat down", *, lengths: tuple[int, ...] = (16, 32, 64), width: int = 64) -> Shown:
+def example(text: str = "the cat sat down", *, lengths: tuple[int, ...] = (16, 32), width: int = 64) -> Shown:
     """Count two layers of each kind on a text of as many tokens as `text` has words, and on longer texts."""
     import anyformer as af
     from anyformer.counting.forward_cost import forward_cost

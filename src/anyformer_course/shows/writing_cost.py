@@ -30,11 +30,14 @@ def example(*names: str) -> Shown:
         if getattr(position, "length", None):
             spec = af.override(spec, {"embedding.position.length": max(LENGTHS)})
         counted = af.count(spec)
-        steps[name] = [counted.decode(n).flops for n in LENGTHS]
+        # the cost of a step is a + b n: two counts give a and b, and n steps cost n a + b n (n + 1) / 2
+        grows = counted.state(1, LENGTHS[0]) != counted.state(1, LENGTHS[-1])  # a fixed state has a fixed cost
+        near = counted.decode(LENGTHS[0]).flops
+        far = counted.decode(LENGTHS[-1]).flops if grows else near
+        slope = (far - near) / (LENGTHS[-1] - LENGTHS[0])
+        start = near - slope * LENGTHS[0]
+        steps[name] = [start + slope * n for n in LENGTHS]
         state[name] = [counted.state(1, n, torch.bfloat16) for n in LENGTHS]
-        # the cost of a step is a + b n, so n steps cost n a + b n (n + 1) / 2
-        slope = (steps[name][1] - steps[name][0]) / (LENGTHS[1] - LENGTHS[0])
-        start = steps[name][0] - slope * LENGTHS[0]
         total[name] = [n * start + slope * n * (n + 1) / 2 for n in LENGTHS]
 
     def draw() -> Any:

@@ -1,0 +1,63 @@
+"""Numbers of lecture 4's worked examples against torch, transformers and their own limits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from anyformer_course import show
+
+
+def rows(shown, title):
+    return next(table.rows for table in shown.tables if table.title.startswith(title))
+
+
+def test_rope_is_the_rotation_of_complex_numbers():
+    shown = show("rope", "we know that", before="of course", width=4)
+    x = torch.tensor([row[1:] for row in rows(shown, "vectors")])
+    turned = torch.tensor([row[2:] for row in rows(shown, "rotated")])[len(x) :]  # after two words
+    angle = torch.outer(torch.arange(2.0, 2 + len(x)), 10000.0 ** -torch.tensor([0, 0.5]))
+    expected = torch.view_as_complex(x.unflatten(-1, (2, 2))) * torch.polar(torch.ones_like(angle), angle)
+    torch.testing.assert_close(turned, torch.view_as_real(expected).flatten(1))
+
+
+def test_sinusoids_are_those_of_transformers():
+    from transformers.models.roformer.modeling_roformer import RoFormerSinusoidalPositionalEmbedding
+
+    oracle = RoFormerSinusoidalPositionalEmbedding(5, 8)
+    oracle.weight.data = oracle.create_weight() if hasattr(oracle, "create_weight") else oracle.weight.data
+    vectors = torch.tensor([row[2:] for row in rows(show("positions"), "sinusoidal")])
+    halves = torch.cat((vectors[:, 0::2], vectors[:, 1::2]), 1)  # sines first
+    torch.testing.assert_close(halves, oracle(torch.Size((1, 5))), atol=1e-6, rtol=1e-5)
+
+
+def test_blocks_give_exact_attention():
+    for block in (1, 3, 5, 12):
+        assert rows(show("flash", block=block), "'too'")[-1][-1] < 1e-6
+
+
+def test_as_many_summaries_as_words_give_full_attention():
+    differences = {row[0]: row[-1] for row in rows(show("mixers", few=12), "mixers")}
+    assert differences["linformer"] < 1e-6 and differences["nystromformer"] < 1e-5
+    few = {row[0]: row[4] for row in rows(show("mixers", few=4), "mixers")}
+    assert few["linformer"] == few["nystromformer"] == 4
+
+
+def test_learned_positions_lack_three_properties():
+    answers = {row[0]: row[1:] for row in rows(show("positions"), "five")}
+    assert all(answers["sinusoidal"]) and all(answers["rotary"])
+    assert answers["learned"] == [True, False, False, False, True]
+
+
+@pytest.mark.parametrize(("name", "inputs", "options", "message"), [
+    ("positions", ["a b"], {"scheme": "sine"}, "no scheme"),
+    ("rope", ["a b"], {"width": 3}, "even"),
+    ("relative", ["a b"], {"parents": [0]}, "parents has 1"),
+    ("mixers", ["a b c d e"], {}, "multiple"),
+    ("modifications", ["GELUU"], {}, "no row"),
+    ("glue", ["xtreme"], {}, "no test"),
+])  # fmt: skip
+def test_mistakes_are_one_line(name, inputs, options, message):
+    with pytest.raises(ValueError, match=message) as error:
+        show(name, *inputs, **options)
+    assert "\n" not in str(error.value)
