@@ -55,8 +55,8 @@ def example(text: str = "win a free prize now .", *, read: int = -1, seed: int =
         return figure
 
     return Shown(
-        f"The state of {words[place]!r} depends on {len(seen)} of {len(words)} words. The new layer has {A.numel() + b.numel()} "
-        f"parameters, and its loss has a gradient in all {len(gradients) - 1} pretrained parts.",
+        f"The state of {words[place]!r} depends on {len(seen)} of {len(words)} words. The new layer has "
+        f"{A.numel() + b.numel()} parameters; its loss has a gradient in all {len(gradients) - 1} pretrained parts.",
         [Table("words", ("word", "read", "change of the probability"), rows),
          Table("gradient of the classifier's loss", ("part", "norm"), gradients)],
         draw,
