@@ -56,15 +56,14 @@ def example(numbers: str = "-3 -1 -0.5 0 0.5 1 3", *, width: int = 768, seed: in
         axes[0, 0].legend(frameon=False, fontsize=9)
         return figure
 
+    columns = ("x", *(f"{each:g}" for each in x.tolist()))
     gap = float((values["GELU"] - values["GELU, tanh"]).abs().max())
     return Shown(
         f"The formulas differ from torch by at most {error:.0e}, the two forms of GELU by {gap:.1e}. A SwiGLU layer of "
         f"inner width {sizes[2][1]:,} has as many weights as a ReLU layer of {sizes[0][1]:,}: {sizes[2][2]:,}.",
         [
-            Table("functions", ("x", *(f"{each:g}" for each in x.tolist())),
-                  [[n, *v.tolist()] for n, v in values.items()]),
-            Table("gated, with random W and V", ("x", *(f"{each:g}" for each in x.tolist())),
-                  [[n, *v.tolist()] for n, v in gated.items()]),
+            Table("functions", columns, [[name, *each.tolist()] for name, each in values.items()]),
+            Table("gated, with random W and V", columns, [[name, *each.tolist()] for name, each in gated.items()]),
             Table(f"feed-forward layers, d = {width}", ("layer", "inner width", "weights"), sizes),
         ],
         draw,

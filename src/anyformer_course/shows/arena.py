@@ -1,7 +1,7 @@
 """Arena scores against cost: published ratings of chat models, the chance to win that they mean, and cost per token.
 
-A difference of d points means a chance of 1 / (1 + 10^(-d / 400)) to win a comparison. Cost is 2 N FLOPs per token,
-with N the parameters in the model's name. Ratings: LMSYS, leaderboard of 10 May 2023 (models with published sizes).
+A difference of d points means a chance of 1 / (1 + 10^(-d / 400)) to win a comparison. Cost is 2 N FLOPs per token; N
+is the parameters in the model's name. Ratings: LMSYS, leaderboard of 10 May 2023 (models with published sizes).
 """
 
 from __future__ import annotations

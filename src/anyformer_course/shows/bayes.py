@@ -1,8 +1,8 @@
 """In-context regression: the error of the best prediction after each pair, and of three simpler ones.
 
 A task draws beta ~ N(0, I / d), x ~ N(0, I) and y = x beta + noise. After n pairs, Bayes is ridge regression with the
-weight d noise^2. The last column is the error of a GPT-2 that was trained on 5.1 million tasks
-(docs/results/regression.md).
+weight d noise^2. The last column is the error of a GPT-2 that we trained on 5.1 million tasks
+(docs/results/regression.md), on its own test tasks.
 """
 
 from __future__ import annotations

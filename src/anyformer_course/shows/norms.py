@@ -17,7 +17,7 @@ from anyformer_course.shows._small import module
 
 
 def example(numbers: str = "1 2 3 6", *, branch: float = 0.5, layers: int = 24) -> Shown:
-    """Normalize `numbers`. DeepNorm normalizes alpha x + f(x); here f(x) is `branch` times x, shifted by one."""
+    """Normalize `numbers`. DeepNorm normalizes alpha x + f(x); here f(x) is `branch` times x, moved by one place."""
     try:
         x = torch.tensor([float(each) for each in numbers.split()])
     except ValueError:
@@ -41,10 +41,10 @@ def example(numbers: str = "1 2 3 6", *, branch: float = 0.5, layers: int = 24) 
         ]
     names = list(results)
     errors = [float((results[names[i]] - each).abs().max()) for i, each in zip((1, 3), library, strict=True)]
-    rows = []
-    for name, each in results.items():
-        moments = each.mean(), each.var(correction=0), each.square().mean().sqrt()
-        rows.append([name, *each.tolist(), *map(float, moments)])
+    rows = [
+        [name, *each.tolist(), *map(float, (each.mean(), each.var(correction=0), each.square().mean().sqrt()))]
+        for name, each in results.items()
+    ]
 
     def draw() -> Any:
         figure, axes = new(1, 1, 9, 3.2)
@@ -57,8 +57,9 @@ def example(numbers: str = "1 2 3 6", *, branch: float = 0.5, layers: int = 24) 
         return figure
 
     return Shown(
-        f"LayerNorm gives variance {rows[1][-2]:.2f}, the slide's formula {rows[2][-2]:.2f}; RMSNorm keeps the mean's "
-        f"sign and gives a root mean square of {rows[3][-1]:.2f}. The library differs by at most {max(errors):.0e}.",
+        f"LayerNorm gives variance {rows[1][-2]:.2f}, the slide's formula {rows[2][-2]:.2f}; RMSNorm gives a root "
+        f"mean square of {rows[3][-1]:.2f} and leaves a mean of {rows[3][-3]:.2f}. The library differs by at most "
+        f"{max(errors):.0e}.",
         [Table("numbers", ("norm", *map(str, range(len(x))), "mean", "variance", "root mean square"), rows)],
         draw,
     )

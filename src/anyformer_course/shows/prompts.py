@@ -21,7 +21,7 @@ from anyformer_course.shows._small import decoder
 LETTERS, PAIRS = "abcd", 6
 
 
-def example(pairs: str = "ac bd ca", *, ask: str = "d", steps: int = 150, seed: int = 0) -> Shown:
+def example(pairs: str = "ac bd ca", *, ask: str = "d", steps: int = 130, seed: int = 0) -> Shown:
     """Answer the letter `ask` after zero, one, two, ... of the `pairs`, which share one shift."""
     shots = pairs.split()
     letters = [*"".join(shots), *ask]

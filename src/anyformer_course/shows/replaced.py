@@ -49,16 +49,15 @@ def example(
         axes[0, 0].set_title(f"replaced by another word, % of {draws} draws", fontsize=10)
         return figure
 
-    first = []
-    for i, word in enumerate(words):
-        read = (generator.tokens[int(ids[0, i])] for ids in (masked, filled))
-        first.append([word, *read, "replaced" if replaced[0, i] else "original", float(by_word[i])])
-    columns = ("word", "generator reads", "discriminator reads", "label", "share replaced")
+    labels = ["replaced" if each else "original" for each in replaced[0].tolist()]
+    reads = [[generator.tokens[int(i)] for i in each[0]] for each in (masked, filled)]
+    first = list(zip(words, *reads, labels, by_word.tolist(), strict=True))
     return Shown(
         f"Of {number} masked words the generator fills {100 * kept:.0f} % as they were. BERT learns from {number} of "
         f"{T} positions, ELECTRA from all {T}.",
         [
-            Table("the first draw", columns, first),
+            Table("the first draw", ("word", "generator reads", "discriminator reads", "label", "share replaced"),
+                  first),
             Table("positions with a loss", ("objective", "positions", "share"),
                   [["masked words (BERT)", number, number / T], ["replaced words (ELECTRA)", T, 1.0]]),
         ],

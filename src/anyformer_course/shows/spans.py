@@ -52,7 +52,7 @@ def example(
 
     number, count = int(removed.sum()), len(writes) - int(removed.sum()) - (0 if removed[-1] else 1)
     return Shown(
-        f"{number} of {len(words)} words in {count} spans are removed: the encoder reads {len(reads)} tokens, the "
+        f"{number} of {len(words)} words are removed, spans: {count}. The encoder reads {len(reads)} tokens, the "
         f"decoder writes {len(writes)} instead of {len(words)}.",
         [
             Table("tokens", ("side", "tokens", "text"), [

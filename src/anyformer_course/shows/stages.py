@@ -32,6 +32,8 @@ def example(names: str = "resnet-50 vit-b16 swin-tiny", *, size: int = 224) -> S
             rows.append([name, stage, blocks, f"{width} x {side} x {side}", width, side * side, width * side * side])
 
     def draw() -> Any:
+        from matplotlib.patches import Rectangle
+
         models = names.split()
         figure, axes = new(len(models), 1, 3.4 * len(models), 3.4, sharey=True)
         for axis, name in zip(axes[0], models, strict=True):
@@ -45,8 +47,6 @@ def example(names: str = "resnet-50 vit-b16 swin-tiny", *, size: int = 224) -> S
             axis.set_xticks([])
         axes[0, 0].set_ylabel("side of the grid")
         return figure
-
-    from matplotlib.patches import Rectangle
 
     first, last = ([row for row in rows if row[0] == names.split()[0]][i] for i in (0, -1))
     return Shown(

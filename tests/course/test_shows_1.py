@@ -1,0 +1,94 @@
+"""Numbers of lecture 1's worked examples, compared with torch and with the papers."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from anyformer_course import show
+
+
+def row(shown, name, table=0):
+    return next(row for row in shown.tables[table].rows if row[0] == name)
+
+
+def conv(*widths, groups=1):
+    a, b, kernel = widths
+    return nn.Conv2d(a, b, kernel, groups=groups)
+
+
+def alexnet():
+    return [
+        conv(3, 96, 11), conv(96, 256, 5, groups=2), conv(256, 384, 3), conv(384, 384, 3, groups=2),
+        conv(384, 256, 3, groups=2), nn.Linear(256 * 6 * 6, 4096), nn.Linear(4096, 4096), nn.Linear(4096, 1000),
+    ]  # fmt: skip
+
+
+def vgg():
+    widths = [3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512]
+    dense = [nn.Linear(512 * 7 * 7, 4096), nn.Linear(4096, 4096), nn.Linear(4096, 1000)]
+    return [*(conv(a, b, 3) for a, b in pairwise(widths)), *dense]
+
+
+@pytest.mark.parametrize(("name", "layers"), [("alexnet", alexnet), ("vgg-16", vgg)])
+def test_convolutional_networks_have_as_many_parameters_as_layers_of_torch(name, layers):
+    with torch.device("meta"):
+        expected = sum(parameter.numel() for layer in layers() for parameter in layer.parameters())
+    assert row(show("cnn", name), name)[3] == expected
+
+
+def test_published_sizes_of_convolutional_networks_are_near_the_counts():
+    for name, _, _, counted, published, *_ in show("cnn", "lenet-5 alexnet vgg-16 googlenet").tables[0].rows:
+        assert counted == pytest.approx(published, rel=0.04), name
+
+
+def test_spans_are_those_of_the_paper():
+    shown = show("spans")
+    assert row(shown, "encoder reads")[2] == "Thank you <X> me to your party <Y> week ."
+    assert row(shown, "decoder writes")[2] == "<X> for inviting <Y> last <Z>"
+
+
+def test_norms_are_those_of_torch():
+    shown, x = show("norms", "2 5 -1 4"), torch.tensor([2.0, 5.0, -1.0, 4.0])
+    for name, expected in (
+        ("LayerNorm: (x - mean) / deviation", nn.functional.layer_norm(x, (4,), eps=0.0)),
+        ("RMSNorm: x / rms", nn.functional.rms_norm(x, (4,), eps=0.0)),
+    ):
+        assert row(shown, name)[1:5] == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+def test_a_state_space_is_a_convolution_only_without_selection():
+    table = show("state-space", "1 0 0 2 0 3").tables[0]
+    x, y, kernel = (torch.tensor([row[table.columns.index(name)] for row in table.rows]) for name in ("x", "y", "K[t]"))
+    expected = nn.functional.conv1d(x[None, None], kernel.flip(0)[None, None], padding=len(x) - 1)[0, 0, : len(x)]
+    assert y.tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+    selective = show("state-space", "1 0 0 2 0 3", selective=True).tables[0]
+    states = [row[3] for row in selective.rows]
+    assert states[0] == states[1] == states[2] != states[3]
+
+
+def test_stages_have_the_shapes_of_the_papers():
+    shapes = [row[3] for row in show("stages", "resnet-34 vit-b16 swin-tiny").tables[0].rows]
+    assert shapes == [
+        "64 x 56 x 56", "128 x 28 x 28", "256 x 14 x 14", "512 x 7 x 7", "768 x 14 x 14",
+        "96 x 56 x 56", "192 x 28 x 28", "384 x 14 x 14", "768 x 7 x 7",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "options", "message"),
+    [
+        ("cnn", ("alexnt",), {}, "alexnet"), ("stages", ("gpt2",), {}, "does not read pictures"),
+        ("router", ("a b",), {"top": 9}, "top"), ("spans", (), {"spans": "hello"}, "no span"),
+        ("state-space", ("one",), {}, "numbers"), ("prompts", ("abc",), {}, "pairs of letters"),
+        ("pretrained", ("nothing",), {}, "no published figures"), ("objectives", ("a b",), {"prefix": 5}, "prefix"),
+        ("latent", ("gpt2",), {}, "latent attention"), ("growth", ("speed",), {}, "no figure"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(name, inputs, options, message):
+    with pytest.raises(ValueError, match=message) as error:
+        show(name, *inputs, **options)
+    assert "\n" not in str(error.value)
