@@ -46,7 +46,7 @@ def names() -> list[str]:
     return sorted(path.stem.replace("_", "-") for path in Path(__file__).with_name("shows").glob("[a-z]*.py"))
 
 
-def show(name: str, *inputs: Any, **options: Any) -> Shown:
+def show(name: str, /, *inputs: Any, **options: Any) -> Shown:
     """Compute a worked example: `show("attention", "the cat sat down")`.
 
     Each example is a function `example(text=..., *, option=...) -> Shown` in `shows/NAME.py`.

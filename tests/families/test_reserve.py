@@ -161,7 +161,7 @@ def test_what_has_no_place(change: dict[str, Any], sentence: str) -> None:
     [({"num_attention_heads": 5}, "multiple of num_attention_heads"),
      ({"text_mask_index": 7}, "text.*audio.* 7"),
      ({"text_mask_index": 4}, " 4"), ({"audio_mask_index": 60}, " 60"),
-     ({"audio_token_index": 4}, r"image\.token.*audio\.token.* 4")],
+     ({"audio_token_index": 4}, r"image\.token.*audio_token_index.* 4")],
 )  # fmt: skip
 def test_refused(config: dict[str, Any], what: str) -> None:
     with pytest.raises(ValueError, match=what):

@@ -102,9 +102,10 @@ def test_the_quickstart_in_a_short_form(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     torch.set_num_threads(1)
-    small = sizes()[0].run
-    monkeypatch.setattr(quickstart, "recipe", lambda name: small)
-    quickstart.main(["--set", "steps=2", "--set", "evaluate.batches=1", "--set", "evaluate.sample=null"])
+    small, read = sizes()[0].run, quickstart.recipe
+    monkeypatch.setattr(quickstart, "recipe", lambda name, *data: read(name, *data) if data else small)
+    short = ["--set", "steps=2", "--set", "evaluate.batches=1", "--set", "evaluate.sample=null", "--dates-steps", "2"]
+    quickstart.main(short)
     out, _ = capsys.readouterr()
     assert "step 2: loss" in out and (tmp_path / "runs" / "quickstart" / "report.html").is_file()
 

@@ -19,10 +19,8 @@ from anyformer_course.words import split
 TEXT = "Thank you for inviting me to your party last week ."
 
 
-def example(
-    text: str = TEXT, *, spans: str = "for inviting / last", rate: float = 0.15, mean: float = 3.0, seed: int = 0
-) -> Shown:
-    """Replace the `spans` (separated by " / "); if `spans` is empty, draw spans of `mean` words, `rate` of the text."""
+def example(text: str = TEXT, *, spans: str = "", rate: float = 0.15, mean: float = 3.0, seed: int = 0) -> Shown:
+    """Replace the `spans` (separated by " / "). If there are none, draw spans of `mean` words, `rate` of the text."""
     words = split(text, limit=60)
     if len(words) < 2:
         raise ValueError("write at least two words: one is removed and one is kept")
