@@ -44,7 +44,7 @@ def example(text: str = "red square", *, levels: int = 4, steps: int = 80, seed:
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    picture = drawing(*words, torch.Generator().manual_seed(99))
+    picture = drawing(words[0], words[1], torch.Generator().manual_seed(99))
     with torch.no_grad():
         codes = model.eval().codes(picture[None])
         again = model.picture(codes)[0]
