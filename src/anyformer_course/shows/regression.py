@@ -20,7 +20,7 @@ from anyformer_course.shown import Shown, Table
 CONTEXT, NOISE = 5, 0.3
 
 
-def example(pairs: str = "1:2 -1:-2 0.5:1 -2:-4", *, query: float = 1.5, steps: int = 120, seed: int = 0) -> Shown:
+def example(pairs: str = "1:2 -1:-2 0.5:1 -2:-4", *, query: float = 1.5, steps: int = 100, seed: int = 0) -> Shown:
     """Predict y at `query` after each of the `pairs` "x:y"; train for `steps` steps first."""
     try:
         points = [(float(x), float(y)) for x, y in (each.split(":") for each in pairs.split())]
@@ -34,7 +34,7 @@ def example(pairs: str = "1:2 -1:-2 0.5:1 -2:-4", *, query: float = 1.5, steps: 
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = 6e-3 * min(1, (step + 1) / 20) * (1 - step / steps)
-        x, y = lines(160, draws)
+        x, y = lines(144, draws)
         loss = (predict(model, x, y) - y).square().mean()
         optimizer.zero_grad()
         loss.backward()
