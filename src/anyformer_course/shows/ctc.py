@@ -30,7 +30,7 @@ def example(text: str = "see", *, frames: int = 6, seed: int = 0) -> Shown:
     paths = {}
     for path in itertools.product(range(len(letters)), repeat=frames):
         if collapse([letters[i] for i in path]) == text:
-            paths["".join(letters[i] for i in path)] = float(sum(logs[t, i] for t, i in enumerate(path)).exp())
+            paths["".join(letters[i] for i in path)] = float(logs[range(frames), path].sum().exp())
     total = sum(paths.values())
     target = torch.tensor([letters.index(letter) for letter in text])
     loss = torch.nn.functional.ctc_loss(logs[:, None], target[None], torch.tensor([frames]), torch.tensor([len(text)]),

@@ -22,8 +22,10 @@ def example(tokens: float = 300e9) -> Shown:
     if tokens <= 0:
         raise ValueError(f"tokens is {tokens:g}; it must be positive")
     size, weight = sum(each[0] for each in PUBLISHED.values()), sum(each[1] for each in PUBLISHED.values())
-    rows = [[name, own, share, own / size, share * tokens, share * tokens / own, epochs * tokens / 300e9]
-            for name, (own, share, epochs) in PUBLISHED.items()]  # fmt: skip
+    rows: list[list[Any]] = [
+        [name, own, share, own / size, share * tokens, share * tokens / own, epochs * tokens / 300e9]
+        for name, (own, share, epochs) in PUBLISHED.items()
+    ]
     most = max(rows, key=lambda row: abs(row[5] / row[6] - 1))
 
     def draw() -> Any:

@@ -7,7 +7,7 @@ use. A diffusion model learns to approximate this mean [Ho et al. 2020; Song et 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,7 +19,9 @@ from anyformer_course.shown import Shown, Table
 from anyformer_course.shows.clip import COLORS, SHAPES, drawing
 
 
-def example(text: str = "red square", *, steps: int = 20, curve: str = "linear", seed: int = 0) -> Shown:
+def example(
+    text: str = "red square", *, steps: int = 20, curve: Literal["linear", "cosine"] = "linear", seed: int = 0
+) -> Shown:
     """Draw `text` (a color, a shape, or both) from noise in `steps` steps with a noise schedule of 1000 steps."""
     words = text.split()
     if not words or any(word not in (*COLORS, *SHAPES) for word in words):

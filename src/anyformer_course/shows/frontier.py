@@ -27,12 +27,14 @@ def example(model: str = "Reka Core") -> Shown:
     column = MODELS.index(model)
     wins = []
     for i, rival in enumerate(MODELS):
-        both = [(row[column], row[i]) for row in PUBLISHED.values() if row[column] is not None and row[i] is not None]
+        both: list[tuple[Any, Any]] = [
+            (row[column], row[i]) for row in PUBLISHED.values() if row[column] is not None and row[i] is not None
+        ]
         if rival != model:
             ahead = sum(a > b for a, b in both)
             gap = sum(a - b for a, b in both) / len(both)
             wins.append([rival, len(both), ahead, ahead / len(both), gap])
-    ranks = []
+    ranks: list[list[Any]] = []
     for name, row in PUBLISHED.items():
         order = sorted((each for each in row if each is not None), reverse=True)
         own = row[column]

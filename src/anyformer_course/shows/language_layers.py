@@ -14,17 +14,17 @@ from anyformer.parts import LanguageSpecific
 from anyformer_course.shown import Shown, Table
 
 
-def example(*languages: int, name: str = "m2m100-418m", layer: int = -1) -> Shown:
-    """Count `name` with its own feed-forward weights per language (default: 1, 10 and 100) in a decoder layer."""
+def example(*languages: int, model: str = "m2m100-418m", layer: int = -1) -> Shown:
+    """Count `model` with its own feed-forward weights per language (default: 1, 10 and 100) in a decoder layer."""
     numbers = languages or (1, 10, 100)
     if not all(1 <= number <= 1000 for number in numbers):
         raise ValueError("give numbers of languages from 1 to 1000")
-    spec: Any = af.spec(name)
+    spec: Any = af.spec(model)
     if not hasattr(spec, "decoder") or not hasattr(spec, "encoder"):
-        raise ValueError(f"{name} is not an encoder-decoder")
+        raise ValueError(f"{model} is not an encoder-decoder")
     address = f"decoder.layers.{layer % spec.decoder.depth}.feedforward.op"
     op = spec.decoder.layers.steps["feedforward"].op
-    rows = []
+    rows: list[list[Any]] = []
     for number in numbers:
         changed = spec if number == 1 else af.override(
             spec, {address: LanguageSpecific(op=op, tokens=tuple(range(100, 100 + number)))})  # fmt: skip
@@ -36,13 +36,13 @@ def example(*languages: int, name: str = "m2m100-418m", layer: int = -1) -> Show
         for i, (title, column) in enumerate((("all parameters", 1), ("used by a token", 2))):
             axes[0, 0].bar([x + 0.4 * i for x in range(len(rows))], [row[column] for row in rows], 0.4, label=title)
         axes[0, 0].set_xticks([x + 0.2 for x in range(len(rows))], [f"{row[0]} languages" for row in rows])
-        axes[0, 0].set_title(f"{name}: parameters")
+        axes[0, 0].set_title(f"{model}: parameters")
         axes[0, 0].legend()
         return figure
 
     return Shown(
-        f"with {rows[-1][0]} languages {name} has {rows[-1][1]:,} parameters, of which a token uses {rows[-1][2]:,}.",
-        [Table(f"{name}, one layer with separate weights per language ({address})",
+        f"with {rows[-1][0]} languages {model} has {rows[-1][1]:,} parameters, of which a token uses {rows[-1][2]:,}.",
+        [Table(f"{model}, one layer with separate weights per language ({address})",
                ("languages", "parameters", "used by a token", "over the first row"), rows)],
         draw,
     )  # fmt: skip

@@ -39,8 +39,11 @@ def example(languages: str = "all", *, mining: str = "bridge", bridges: int = 1)
     if bridges < 1:
         raise ValueError(f"bridges is {bridges}; a family needs at least 1")
     data = {way: matrix(codes, family, way, bridges) for way in MINING}
-    rows = [[way, int(pairs.sum()) // 2, int(pairs.sum()), float(pairs.sum()) / (len(codes) * (len(codes) - 1)),
-             hops(pairs)] for way, pairs in data.items()]  # fmt: skip
+    every = len(codes) * (len(codes) - 1)
+    rows: list[list[Any]] = [
+        [way, int(pairs.sum()) // 2, int(pairs.sum()), float(pairs.sum()) / every, hops(pairs)]
+        for way, pairs in data.items()
+    ]
     groups = {name: [code for code in codes if family[code] == name] for name in FAMILIES}
     inside = [[name, len(own), " ".join(own[:bridges]), len(own) * (len(own) - 1) // 2, " ".join(own)]
               for name, own in groups.items() if own]  # fmt: skip
@@ -57,7 +60,7 @@ def example(languages: str = "all", *, mining: str = "bridge", bridges: int = 1)
 
     chosen = next(row for row in rows if row[0] == mining)
     return Shown(
-        f"{len(codes)} languages have {len(codes) * (len(codes) - 1):,} directions; {mining} mining has data for "
+        f"{len(codes)} languages have {every:,} directions; {mining} mining has data for "
         f"{chosen[2]:,} of them, {100 * chosen[3]:.0f} %.",
         [
             Table("data by way of mining", ("mining", "pairs", "directions", "share of all directions",

@@ -17,6 +17,7 @@ from anyformer_course.shown import Shown, Table
 from anyformer_course.words import split
 
 WIDTH, PATCHES, FRAMES = 32, 4, 3  # of the decoder; vectors of one picture of 16 x 16; vectors of one sound
+MAP = "decoder.layers.1.attention.op.weights"
 IMAGE, SOUND = 1, 2  # ids of the tokens whose vectors are replaced
 
 
@@ -42,8 +43,8 @@ def example(text: str = "<image> what makes this noise <sound> ?", *, seed: int 
         inputs["input_features"] = torch.randn(1, 5, 2 * FRAMES, generator=draws)
     changed = {**inputs, **({"pixel_values": other} if "<image>" in words else {})}
     with torch.no_grad():
-        run, second = (af.trace(model, keep=("decoder.input", "decoder"), **each) for each in (inputs, changed))
-        weights = af.look.attention(run)["decoder.layers.1.attention"].weights[0].mean(0)  # (T, T), mean of the heads
+        run, second = (af.trace(model, keep=("decoder.input", MAP), **each) for each in (inputs, changed))
+        weights = run[MAP][0].mean(0)  # (T, T), mean of the heads
     vectors, moved = run["decoder.input"][0], (second.output.logits - run.output.logits)[0].abs().amax(-1)
     kinds = [kind for kind, _, _ in tokens]
     rows = [[i, name, kind, token, float(vectors[i].norm()), float(moved[i])]

@@ -29,7 +29,7 @@ def example(text: str = "once upon a time", *, layer: int = 2, top: int = 5) -> 
         units = [each for each in shares.best(2 * 192) if each.address.startswith(op)][:top]
         feed = small.model.decoder.layers[layer - 1].feedforward
         writes = feed.op.down.weight.T @ small.model.head.out.weight.T  # (neurons, vocabulary)
-        reads = {}  # neuron -> (activation, text up to the word)
+        reads: dict[int, tuple[float, str]] = {}  # neuron -> (activation, text up to the word)
         for line in dict.fromkeys((*TALES.splitlines(), " ".join(words))):
             each = af.trace(small.model, keep=f"{op}.op.up", input_ids=torch.tensor([[1, *small.ids(line)]]))
             active = torch.nn.functional.gelu(each[f"{op}.op.up"][0, 1:], approximate="tanh")

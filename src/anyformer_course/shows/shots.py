@@ -23,7 +23,7 @@ NOTHING, FOREIGN = WORDS + LANGUAGES, WORDS + LANGUAGES + 1  # ids: words, names
 NAMES = ("cheese", "otter", "mint", "plush", "giraffe", "river", "king", "magic")
 
 
-def example(*, steps: int = 110, shots: int = 5, seed: int = 0) -> Shown:
+def example(*, steps: int = 100, shots: int = 5, seed: int = 0) -> Shown:
     """Train for `steps` steps, then measure how many translations are right after 0 to `shots` examples."""
     if not 1 <= shots <= WORDS - 1:
         raise ValueError(f"shots is {shots}; it must be 1 to {WORDS - 1}")
@@ -34,10 +34,10 @@ def example(*, steps: int = 110, shots: int = 5, seed: int = 0) -> Shown:
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = 5e-3 * (1 - step / steps)
-        ids, _ = prompts(dictionary, draws, 64)
+        ids, _ = prompts(dictionary, draws, 56)
         update(model, optimizer, ids)
     model.eval()
-    test, kinds = prompts(dictionary, torch.Generator().manual_seed(9), 600)
+    test, kinds = prompts(dictionary, torch.Generator().manual_seed(9), 300)
     with torch.no_grad():
         right = model(input_ids=test).logits[:, 1::2].argmax(-1) == test[:, 2::2]  # (prompts, examples read)
     named = kinds[:, 2].bool()

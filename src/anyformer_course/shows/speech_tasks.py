@@ -40,7 +40,7 @@ def example(text: str = "once upon a time", *, language: str = "en", task: str =
         return speech_prompt(None, torch.tensor([[START]]), {}, settings)[0][0].tolist()
 
     chosen = prompt(task, times)
-    rows = [[names[number], number, "given"] for number in chosen]
+    rows: list[list[Any]] = [[names[number], number, "given"] for number in chosen]
     last = FIRST_TIME + round(seconds / STEP)
     before = [["<|0.00|>", FIRST_TIME, "predicted: time"]] if times else []
     after = [[f"<|{seconds:.2f}|>", last, "predicted: time"]] if times else []

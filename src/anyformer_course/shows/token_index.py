@@ -35,7 +35,7 @@ def example(*, cycle: int = 10, length: int = 64, jump: float = 0.05, texts: int
             losses[layers] += loss_by_index(ids, layers) / texts
     marks = [2**i for i in range(1, int(math.log2(length)) + 1)]
     means = {layers: [float(loss[mark // 2 : mark].mean()) for mark in marks] for layers, loss in losses.items()}
-    slopes = {
+    slopes: dict[int, list[Any]] = {
         layers: [None, *((b - a) / math.log(2) for a, b in itertools.pairwise(mean))] for layers, mean in means.items()
     }
     rows = [[f"{mark // 2 + 1} to {mark}" if mark > 2 else "2", means[1][i], means[2][i], slopes[1][i], slopes[2][i]]

@@ -1,7 +1,8 @@
-"""Inside a ViT: similarity of its position vectors, filters of its patches, and how far each head attends.
+"""What a ViT learns about space: alike position vectors for near patches, heads that look near or far, and filters.
 
-A small ViT learns in a few seconds where a drawn shape is. Nothing tells it which patches are neighbours; it learns
-position vectors that are alike for patches in the same row or column [Dosovitskiy et al. 2021, figure 7].
+A whole ViT needs many pictures, so only the core is trained here: one attention layer whose scores come from learned
+position vectors predicts the color of a hidden patch from the others. Nothing tells it which patches are neighbours
+[Dosovitskiy et al. 2021, figure 7].
 """
 
 from __future__ import annotations
@@ -10,88 +11,80 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-import anyformer as af
-from anyformer import families
 from anyformer.look.figures import new
-from anyformer.look.vision import attention_distance, filters, position_likeness, sheet
+from anyformer.look.vision import sheet
 from anyformer_course.shown import Shown, Table
 
-SIDE, PATCH = 20, 4
+SIDE, PATCH, WIDTH, HEADS = 28, 4, 16, 4
 GRID = SIDE // PATCH
 
 
-def example(*, steps: int = 90, seed: int = 0) -> Shown:
-    """Train for `steps` steps on squares at random places, then measure; `steps=0` is the model before training."""
-    config = {
-        "architectures": ["ViTForImageClassification"], "hidden_size": 32, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "intermediate_size": 64, "image_size": SIDE, "patch_size": PATCH, "num_channels": 3,
-        "num_labels": 2 * SIDE, "hidden_dropout_prob": 0.0,
-    }  # fmt: skip
-    model: Any = af.build(families.find("vit").read(config), seed=seed)
-    draws, optimizer = torch.Generator().manual_seed(seed), torch.optim.Adam(model.parameters(), lr=3e-3)
-    losses = []
+def example(*, steps: int = 300, frequency: float = 0.12, seed: int = 0) -> Shown:
+    """Train for `steps` steps on smooth pictures; a higher `frequency` makes them change faster from pixel to pixel."""
+    draws = torch.Generator().manual_seed(seed)
+    position = (0.02 * torch.randn(GRID**2, WIDTH, generator=draws)).requires_grad_()
+    q, k = ((torch.randn(HEADS, WIDTH, 8, generator=draws) / 2).requires_grad_() for _ in range(2))
+    share = torch.full((HEADS,), 1 / HEADS, requires_grad=True)  # what each head adds
+    optimizer, losses = torch.optim.Adam([position, q, k, share], lr=2e-2), []
     for _ in range(steps):
-        pixels, place = squares(40, draws)
-        scores = model(pixel_values=pixels).logits.unflatten(1, (2, SIDE))
-        loss = F.cross_entropy(scores.flatten(0, 1), place.flatten())
+        colors = F.avg_pool2d(pictures(32, frequency, draws), PATCH).flatten(2).transpose(1, 2)  # (B, patches, 3)
+        guess = (attention(position, q, k)[None] @ colors[:, None] * share[:, None, None]).sum(1)
+        loss = (guess - colors).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    model.eval()
-    likeness = position_likeness(model)  # (rows, columns, rows, columns)
-    pixels, place = squares(64, torch.Generator().manual_seed(9))
     with torch.no_grad():
-        run = af.trace(model, pixel_values=pixels)
-    right = float((run.output.logits.unflatten(1, (2, SIDE)).argmax(-1) - place).abs().float().mean())
+        weights, cosine = attention(position, q, k), F.normalize(position, dim=1) @ F.normalize(position, dim=1).T
     cells = torch.cartesian_prod(torch.arange(GRID), torch.arange(GRID)).float()
-    flat, apart = likeness.reshape(GRID**2, GRID**2), torch.cdist(cells, cells)
-    same_line = (cells[:, None] == cells[None]).any(-1)
-    kinds = {
-        "neighbours": apart == 1, "same row or column, farther": same_line & (apart > 1), "others": ~same_line,
-    }  # fmt: skip
-    rows = [[name, float(flat[chosen].mean())] for name, chosen in kinds.items()]
-    distances = {name: each.tolist() for name, each in attention_distance(run).items()}
-    components = filters(model, 12)
+    apart = torch.cdist(cells, cells)
+    bands = {"1 (neighbours)": (0.9, 1.1), "1.4 to 2": (1.1, 2.1), "2 to 4": (2.1, 4.1), "more than 4": (4.1, 99.0)}
+    rows = [[name, float(cosine[(apart > low) & (apart < high)].mean())] for name, (low, high) in bands.items()]
+    distances = [float((each * apart).sum(-1).mean()) for each in weights]
+    patches = F.unfold(pictures(200, frequency, draws), PATCH, stride=PATCH).transpose(1, 2).flatten(0, 1)
+    parts = torch.linalg.svd(patches - patches.mean(0), full_matrices=False)
+    variance = (parts.S.square() / parts.S.square().sum()).tolist()
+    filters = parts.Vh[:12].view(-1, 3, PATCH, PATCH).permute(0, 2, 3, 1)
 
     def draw() -> Any:
         figure, axes = new(3, 1, 12, 4)
-        low, high = components.amin((1, 2, 3), keepdim=True), components.amax((1, 2, 3), keepdim=True)
-        axes[0, 0].imshow(sheet((components - low) / (high - low), 4, 1.0).numpy(), interpolation="nearest")
-        axes[0, 0].set_title("12 principal filters of the patches", fontsize=9)
-        axes[0, 1].imshow(sheet(likeness.flatten(0, 1), GRID).numpy(), vmin=-1, vmax=1)
+        low, high = filters.amin((1, 2, 3), keepdim=True), filters.amax((1, 2, 3), keepdim=True)
+        axes[0, 0].imshow(sheet((filters - low) / (high - low), 4, 1.0).numpy(), interpolation="nearest")
+        axes[0, 0].set_title("principal components of the patches", fontsize=9)
+        axes[0, 1].imshow(sheet(cosine.view(-1, GRID, GRID), GRID).numpy(), vmin=-1, vmax=1)
         axes[0, 1].set_title("cosine of position vectors: a map per patch", fontsize=9)
-        for layer, values in enumerate(distances.values(), 1):
-            axes[0, 2].plot([layer] * len(values), values, "o")
-        axes[0, 2].set(xlabel="layer", ylabel="patches", xticks=(1, 2))
-        axes[0, 2].set_title("mean attention distance of each head", fontsize=9)
+        axes[0, 2].bar([f"head {i + 1}" for i in range(HEADS)], distances)
+        axes[0, 2].set_title("mean attention distance in patches", fontsize=9)
         for axis in axes[0, :2]:
             axis.set_axis_off()
         return figure
 
-    ends = [min(map(min, distances.values())), max(map(max, distances.values()))]
     return Shown(
-        f"after {steps} steps the cosine of position vectors is {rows[0][1]:.2f} for neighbours, {rows[1][1]:.2f} in "
-        f"the same row or column and {rows[2][1]:.2f} for other patches; heads attend {ends[0]:.2f} to {ends[1]:.2f} "
-        "patches far on average.",
+        f"after {steps} steps the cosine of position vectors is {rows[0][1]:.2f} for neighbours and {rows[-1][1]:.2f} "
+        f"for patches more than 4 apart; heads attend {min(distances):.2f} to {max(distances):.2f} patches far.",
         [
-            Table("cosine of position vectors", ("patches", "mean cosine"), rows),
-            Table("mean attention distance in patches", ("layer", *(f"head {i + 1}" for i in range(4))),
-                  [[name, *values] for name, values in distances.items()]),
-            Table("training", ("what", "number"), [
-                ["loss before", losses[0] if losses else None], ["loss after", losses[-1] if losses else None],
-                ["mean error of the square's row and column, pixels", right],
-            ]),
+            Table("cosine of position vectors", ("patches apart", "mean cosine"), rows),
+            Table("heads", ("head", "mean attention distance"), [[i + 1, each] for i, each in enumerate(distances)]),
+            Table("principal components of the patches", ("component", "share of the variance"),
+                  [[i + 1, each] for i, each in enumerate(variance[:6])]),
+            Table("loss", ("when", "squared error of a hidden patch"),
+                  [["first step", losses[0]], ["last step", losses[-1]]] if losses else [["not trained", None]]),
         ],
         draw,
     )  # fmt: skip
 
 
-def squares(number: int, draws: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return pictures (number, 3, SIDE, SIDE) of a square of 4 x 4 pixels, and its row and column (number, 2)."""
-    place = torch.randint(0, SIDE, (number, 2), generator=draws)
+def attention(position: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """Return the weights (heads, patches, patches); a patch does not attend to itself, because it is hidden."""
+    scores = (position @ q) @ (position @ k).transpose(1, 2) * 8
+    return scores.masked_fill(torch.eye(len(position)).bool(), float("-inf")).softmax(-1)
+
+
+def pictures(number: int, frequency: float, draws: torch.Generator) -> Tensor:
+    """Return smooth pictures (number, 3, SIDE, SIDE): one wave of random direction per color."""
+    wave = frequency * torch.randn(number, 3, 2, 1, 1, generator=draws)
+    phase = 6.28 * torch.rand(number, 3, 1, 1, generator=draws)
     y, x = torch.meshgrid(torch.arange(SIDE), torch.arange(SIDE), indexing="ij")
-    inside = ((y - place[:, 0, None, None]).abs() <= 2) & ((x - place[:, 1, None, None]).abs() <= 2)
-    color = torch.rand(number, 3, 1, 1, generator=draws) * 0.5 + 0.5
-    return inside[:, None] * color + 0.1 * torch.randn(number, 3, SIDE, SIDE, generator=draws), place
+    return (wave[:, :, 0] * y + wave[:, :, 1] * x + phase).cos()
