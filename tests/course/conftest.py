@@ -27,7 +27,7 @@ class Computed:
         self.blocks: dict[str, tuple[Shown, float]] = {}
         self.pictures: dict[int, tuple[Shown, str]] = {}
 
-    def show(self, name: str, *inputs: Any, **options: Any) -> Shown:
+    def show(self, name: str, /, *inputs: Any, **options: Any) -> Shown:
         key = repr((name, inputs, sorted(options.items())))
         if key not in self.shows:
             shown = show(name, *inputs, **options)

