@@ -85,7 +85,7 @@ def save_picture(shown: Shown, path: str) -> None:
 
 def markdown_shown(shown: Shown, picture: str, folded: bool = False) -> str:
     """Return the sentence, the picture (a path) and the tables; long tables, and all if `folded`, are folded."""
-    alt = re.sub(r"[\[\]]", "", escape(shown.says))
+    alt = escape(re.sub(r"[\[\]]", "", shown.says))  # brackets end the text of an image
     parts = [f"**{escape(shown.says)}**", f"![{alt}]({picture}){{ .shown }}"]
     for i, table in enumerate(shown.tables):
         text = markdown_table(table)
