@@ -19,7 +19,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from anyformer.data import Data, Held, PythonDocs
-from anyformer.lab.training import training
+from anyformer.lab.training import training_run
 from anyformer.lab.trials import Place
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.span_corruption import SpanCorruption
@@ -38,11 +38,11 @@ def runs(steps: int, batch: int, shared: Path, device: str) -> dict[str, Run]:
     """Name -> run of the lab."""
     data, sizes = texts(None, False), {"steps": steps, "batch": batch, "length": 128, "lr": 1e-3}
     found = {
-        f"writer, width {width}": training("w", writer(width, depth, width // 32, 128), data, device, **sizes)
+        f"writer, width {width}": training_run("w", writer(width, depth, width // 32, 128), data, device, **sizes)
         for width, depth in ((64, 2), (128, 2), (256, 4))
     }
     masked = reader("bert", "BertForMaskedLM", 192, 4, 6, 128)
-    found["reader, width 192"] = training(
+    found["reader, width 192"] = training_run(
         "r", masked, data, device, **sizes, objective=Masked(), vocabulary=READER,
     )  # fmt: skip
     source = PythonDocs(library=False)
@@ -50,7 +50,7 @@ def runs(steps: int, batch: int, shared: Path, device: str) -> dict[str, Run]:
     vocabulary = modifications.vocabulary(held, 4096, Place(shared, shared, device))
     for row in ("Vanilla Transformer", "Switch Transformer"):
         model = row_named(row).describe(modifications.size(192, 4, 4096))
-        base = training("s", model, held, device, **sizes, objective=SpanCorruption())
+        base = training_run("s", model, held, device, **sizes, objective=SpanCorruption())
         found[row] = override(base, {"vocabulary": vocabulary})
     return found
 

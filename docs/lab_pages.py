@@ -50,15 +50,15 @@ SMALL = """\
 The small forms learn from a synthetic language with a few dozen words, four kinds of words and topics. Weights
 start with a standard deviation of 1 / sqrt(width) instead of GPT-2's 0.02; in positions and norm-placement,
 embeddings are multiplied by sqrt(width). The bounds of windows-and-pixels, words-and-pictures, images-by-data
-and speech-from-few-labels were set before the runs, those of return-asked-and-reached after a look at one
+and speech-from-few-labels were set before the runs, the bounds of return-asked-and-reached after the results of one
 training.
 
-## Notes, plots, and what was changed after looking at results
+## Notes, plots, and changes after the first results
 """
 SCORES = """\
 # Scoreboard
 
-Every claim of the lectures that an experiment of `anyformer lab` checks. The verdict is that of the largest
+Every claim of the lectures that an experiment of `anyformer lab` checks. The verdict is from the largest
 form that was judged. Run an experiment yourself with `anyformer lab run NAME`; [the lab](results/lab.md) has
 all figures, methods and changes.
 """
@@ -97,7 +97,7 @@ def lab(records: list[Record]) -> Iterator[str]:
             parts.append(f"![{record['plot']['shows']}](plots/{record['plot']['file']})")
         if record["changes"]:
             changes = "\n".join(wrap(f"- {change}") for change in record["changes"])
-            parts.append(f"Changed after looking at results:\n\n{changes}")
+            parts.append(f"Changed after the first results:\n\n{changes}")
         if parts:
             yield f"### {record['experiment']}\n"
             yield "\n\n".join(parts) + "\n"

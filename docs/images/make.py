@@ -2,7 +2,7 @@
 
     python docs/images/make.py
 
-The attention is that of the translator which comes with the course; `anyformer lab run in-context-regression` draws the
+The attention map is of the translator in the course; `anyformer lab run in-context-regression` draws the
 third picture, docs/results/plots/in-context-regression.png.
 """
 

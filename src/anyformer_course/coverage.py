@@ -49,14 +49,14 @@ class Deck:
     def find(self, title: str) -> list[int]:
         """Return the lines where a title occurs: as whole lines, otherwise as the start of a line, otherwise inside."""
         wanted = plain(title)
-        joined = {i: self.following(i) for i in self.filled}
+        joined = {i: self.lines_from(i) for i in self.filled}
         whole = [i for i, texts in joined.items() if wanted in texts]
         start = [i for i, texts in joined.items() if texts[-1].startswith(f"{wanted} ")]
         inside = [i for i in self.filled if len(wanted) > 3 and re.search(rf"\b{re.escape(wanted)}", self.lines[i])]
         headed = [i for i in whole if i in set(self.headings)]
         return sorted({*headed}) or whole or start or inside
 
-    def following(self, start: int) -> list[str]:
+    def lines_from(self, start: int) -> list[str]:
         """Return a line, the line with the next one, and so on: titles may span several lines."""
         lines = [line for line in self.lines[start : start + 2 * MAX_TITLE_LINES] if line][:MAX_TITLE_LINES]
         return [" ".join(lines[: i + 1]) for i in range(len(lines))]
@@ -110,7 +110,7 @@ def compare(which: lesson.Lesson, text: str) -> tuple[list[Slide], list[str]]:
                 problems.append(f'{where}: "{each.title}" (line {lines[-1] + 1} of the deck) comes before the slide of '
                                 f"the stop above it (line {current + 1})")  # fmt: skip
             # a title may be written once for slides that follow each other
-            run = list(repeated(deck, later or lines[-1:]))
+            run = list(repeated_titles(deck, later or lines[-1:]))
             current = run[0] if later else current
         else:
             run = lines
@@ -121,7 +121,7 @@ def compare(which: lesson.Lesson, text: str) -> tuple[list[Slide], list[str]]:
     return sorted(slides, key=lambda slide: slide.line), problems + list(gaps(which, deck, covered))
 
 
-def repeated(deck: Deck, lines: list[int]) -> Iterator[int]:
+def repeated_titles(deck: Deck, lines: list[int]) -> Iterator[int]:
     """Yield the first line and the slides with the same title that follow it directly."""
     end = None
     for line in lines:

@@ -12,7 +12,7 @@ from anyformer.specs import extensions
 EXTENSIONS = {
     "commands": {"course": "anyformer_course.cli.course", "show": "anyformer_course.cli.show"},
     "experiments": {"course": "anyformer_course.experiments"},
-    "results": {"course": "anyformer_course.results:stored"},
+    "results": {"course": "anyformer_course.results:load_result"},
     "pictures": {"course": "anyformer_course.pictures.lectures:PICTURES"},
     "data": {"course": "anyformer_course.data.origins:ORIGINS"},
 }

@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,16 +100,12 @@ def lesson_page(which: lesson.Lesson, pictures: Path, run: Run) -> str:
             f"**Try:** {stop.change}",
             f"```python\n{stop.changed.code}\n```",
             f'??? example "Result: anyformer course {stop.name} --try"\n\n'
-            + indented(render.markdown_shown(shown[1], paths[1], folded=True)),
+            + textwrap.indent(render.markdown_shown(shown[1], paths[1], folded=True), "    "),
         ]
     if which.not_shown:
         entries = [f"- “{render.escape('”, “'.join(each.slides))}”: {each.reason}" for each in which.not_shown]
         parts += ["## Not shown here", "\n".join(entries)]
     return "\n\n".join(parts) + "\n"
-
-
-def indented(text: str) -> str:
-    return "\n".join(f"    {line}" if line else "" for line in text.splitlines())
 
 
 # -- one HTML file ----------------------------------------------------------------------------------------------------

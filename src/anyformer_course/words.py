@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,3 +25,8 @@ def vectors(text: str, width: int, seed: int = 0) -> tuple[list[str], Tensor]:
     words = split(text)
     seeds = [int.from_bytes(hashlib.sha256(f"{seed} {word}".encode()).digest()[:7], "big") for word in words]
     return words, torch.stack([torch.randn(width, generator=torch.Generator().manual_seed(each)) for each in seeds])
+
+
+def label_rows(words: list[str], matrix: Tensor) -> list[list[Any]]:
+    """Return the rows of a table: each word followed by its row of the matrix (T, N)."""
+    return [[word, *row] for word, row in zip(words, matrix.tolist(), strict=True)]

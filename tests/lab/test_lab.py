@@ -18,7 +18,7 @@ import pytest
 
 from anyformer import cli
 from anyformer.lab.grid import BASE, GridSearch, apply_changes, value_labels, work
-from anyformer.lab.training import training
+from anyformer.lab.training import training_run
 from anyformer.lab.trials import Place, Row, Trial, Trials, Values
 from anyformer.specs.codec import to_json
 from anyformer.train.run import read_run
@@ -171,7 +171,7 @@ def test_runs_that_are_compared_go_to_their_last_step(place: Path) -> None:
     """Runs do not stop early, unless the grid sets patience."""
     base = read_run(place / "run.json")
     assert base.evaluate.patience is not None and GridSearch(base, {}).base.evaluate.patience is None
-    run = training("x", base.model, base.data, "cpu", steps=9, batch=2, length=8, lr=1e-3, every=1)
+    run = training_run("x", base.model, base.data, "cpu", steps=9, batch=2, length=8, lr=1e-3, every=1)
     assert run.evaluate.patience is None and not run.keep.best
     assert apply_changes(GridSearch(base, {}).base, {"evaluate.patience": 2}).evaluate.patience == 2
 

@@ -17,7 +17,7 @@ from anyformer.checkpoint import spec
 from anyformer.counting import count
 from anyformer.data import Data, Held, PythonDocs, Source, TextFiles
 from anyformer.lab.experiment import Form
-from anyformer.lab.training import training
+from anyformer.lab.training import training_run
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.models import Model
@@ -116,7 +116,7 @@ def work(values: Values, place: Place) -> list[Row]:
     source: Source = PythonDocs(library=values["library"])
     if values["data"] is not None:
         source = TextFiles(path=values["data"], unit="paragraph")
-    run = training(
+    run = training_run(
         "scale",
         scale_model(spec(values["name"]), values["width"]),
         Data(train=Held(source=source), valid=Held(source=source, out=True)),

@@ -11,7 +11,7 @@ from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 
 
-def training(
+def training_run(
     name: str,
     model: Model,
     data: Data,

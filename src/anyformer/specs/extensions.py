@@ -7,7 +7,7 @@ A package declares entry points in its pyproject.toml:
     [project.entry-points."anyformer.experiments"]  # a package with one experiment per file
     mine = "my_package.experiments"
     [project.entry-points."anyformer.results"]      # a function: name -> anyformer.lab.registry.StoredResult or None
-    mine = "my_package.results:stored"
+    mine = "my_package.results:load_result"
     [project.entry-points."anyformer.pictures"]     # name -> anyformer.look.picture.Picture
     mine = "my_package.pictures:PICTURES"
     [project.entry-points."anyformer.data"]         # folder -> anyformer.recipes.shared.sources.Origin

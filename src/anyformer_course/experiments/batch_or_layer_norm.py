@@ -18,7 +18,7 @@ from torch import Tensor
 
 from anyformer.data import Data, Held
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.training import training
+from anyformer.lab.training import training_run
 from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.models import Model
@@ -67,7 +67,7 @@ def made_texts(number: int, lengths: str) -> list[str]:
 def work(values: Values, place: Place) -> list[Row]:
     lengths = values["lengths"]
     source = place.texts(lengths, lambda: made_texts(values["texts"], lengths))
-    run = training(
+    run = training_run(
         "norm",
         norm_model(values["norm"], values["width"], values["depth"]),
         Data(train=Held(source=source), valid=Held(source=source, out=True)),

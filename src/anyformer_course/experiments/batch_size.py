@@ -13,7 +13,7 @@ from typing import Any
 
 from anyformer.counting import count
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.training import training
+from anyformer.lab.training import training_run
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.models import Model
@@ -61,7 +61,7 @@ def masked_model(width: int, depth: int) -> Model:
 
 
 def work(values: Values, place: Place) -> list[Row]:
-    run = training(
+    run = training_run(
         "batch-size",
         masked_model(values["width"], values["depth"]),
         texts(place, "made-up", values["data"], LANGUAGE, 4000),

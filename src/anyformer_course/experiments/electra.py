@@ -18,7 +18,7 @@ import numpy as np
 from anyformer.counting import count
 from anyformer.data import Data, Held, JSONLines, PythonDocs
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.training import training
+from anyformer.lab.training import training_run
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.models import Model
@@ -87,7 +87,7 @@ def work(values: Values, place: Place) -> list[Row]:
     model, generator = model_specs(values["kind"], values["width"], values["depth"])
     objective: Objective = Masked() if generator is None else ReplacedTokens(generator=generator)
     lr = 1e-3
-    run = training(
+    run = training_run(
         values["kind"],
         model,
         texts(place, values["text"], values["data"]),

@@ -16,7 +16,7 @@ import torch
 from anyformer.counting import count
 from anyformer.data import Data
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.training import training
+from anyformer.lab.training import training_run
 from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer_course.lab.runs import mean, writer
@@ -74,7 +74,7 @@ def work(values: Values, place: Place) -> list[Row]:
         held = set(asked) if digits > 1 else set()
         return [line for line in sums(base, digits, NUMBER if values["steps"] > 100 else 500, 0) if line not in held]
 
-    run = training(
+    run = training_run(
         "emergence",
         model_spec(values["width"]),
         Data(train=place.texts("sums", others)),

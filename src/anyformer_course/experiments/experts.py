@@ -17,7 +17,7 @@ import numpy as np
 from anyformer.counting import count
 from anyformer.data import Data, Held
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.training import training
+from anyformer.lab.training import training_run
 from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.look.maps import routing
@@ -105,7 +105,7 @@ def train_experts(name: str, spec: Model, values: Values, place: Place) -> tuple
         data = Data(train=Held(source=source), valid=Held(source=source, out=True))
     else:
         data = texts(place, values["text"], values["data"])
-    run = training(
+    run = training_run(
         name,
         spec,
         data,

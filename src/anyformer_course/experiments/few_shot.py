@@ -16,7 +16,7 @@ import torch
 from anyformer.counting import count
 from anyformer.data import Data
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.training import training
+from anyformer.lab.training import training_run
 from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer_course.lab.runs import mean, writer
@@ -50,7 +50,7 @@ def pair_texts(number: int, letters: int, seed: int) -> list[str]:
 
 def work(values: Values, place: Place) -> list[Row]:
     data = Data(train=place.texts("pairs", lambda: pair_texts(values["texts"], values["letters"], 0)))
-    run = training(
+    run = training_run(
         "few-shot",
         model_spec(values["width"]),
         data,

@@ -23,7 +23,7 @@ from torch import Tensor
 from anyformer.data import Data
 from anyformer.evaluate.by_position import losses_by_position
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.training import training
+from anyformer.lab.training import training_run
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.look.scores import head_scores
@@ -72,7 +72,7 @@ def work(values: Values, place: Place) -> list[Row]:
     steps = values["steps"]
     model = model_spec(values["depth"], values["width"], values["near"])
     data = Data(train=place.texts("rounds", lambda: rounds(values["texts"])))
-    run = training(
+    run = training_run(
         "induction",
         model,
         data,

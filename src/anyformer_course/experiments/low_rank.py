@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.training import training
+from anyformer.lab.training import training_run
 from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.look.maps import attention
@@ -41,7 +41,7 @@ trials = TrialGrid("encoder", data=True)
 def work(values: Values, place: Place) -> list[Row]:
     length = values["length"]
     described = reader("bert", "BertForMaskedLM", values["width"], values["depth"], 4, length, initializer_range=0.02)
-    run = training(
+    run = training_run(
         "low-rank",
         described,
         texts(place, values["text"], values["data"]),

@@ -12,7 +12,7 @@ from typing import Any
 from anyformer.data import Loader, Plan
 from anyformer.evaluate import mean_losses
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.training import training
+from anyformer.lab.training import training_run
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.objectives.masked import Masked
@@ -75,7 +75,7 @@ def work(values: Values, place: Place) -> list[Row]:
     by_words = values["text"] == "made-up" and values["data"] is None  # tokens are words, otherwise bytes
     size = LANGUAGE.size + len(WORDS.special) if by_words else READER_SIZE
     described = reader("bert", "BertForMaskedLM", width, values["depth"], 4, length, vocab_size=size)
-    run = training(
+    run = training_run(
         "masking",
         described,
         texts(place, values["text"], values["data"], LANGUAGE, values["documents"]),

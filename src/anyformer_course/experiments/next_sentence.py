@@ -16,7 +16,7 @@ import numpy as np
 
 from anyformer.data import Data, Held, JSONLines
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.training import training
+from anyformer.lab.training import training_run
 from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.objectives.classify import Classify
@@ -77,7 +77,7 @@ def pretraining_run(name: str, language: Language, next_rate: float, values: Val
     """Return a run that pretrains a small BERT; `next_rate` is the share of pairs of consecutive sentences."""
     source = place.texts("texts", lambda: language.texts(values["texts"], 6, 0))
     width, sizes = values["width"], {"vocab_size": language.size + len(WORDS.special)}
-    return training(
+    return training_run(
         name,
         reader("bert", "BertForPreTraining", width, values["depth"], 4, LENGTH, **sizes),
         Data(train=Held(source=source), valid=Held(source=source, out=True)),

@@ -14,7 +14,7 @@ import torch
 
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.scale import SIZE
-from anyformer.lab.training import training
+from anyformer.lab.training import training_run
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.models import Model
@@ -94,7 +94,7 @@ def work(values: Values, place: Place) -> list[Row]:
     model, steps = model_spec(values["placement"], values["width"], values["depth"]), values["steps"]
     if values["lr"] is None:
         return gradients(model, place.device)
-    run = training(
+    run = training_run(
         values["placement"],
         model,
         texts(place, values["text"], values["data"]),

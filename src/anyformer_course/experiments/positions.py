@@ -19,7 +19,7 @@ from torch import Tensor
 
 from anyformer.counting import count
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.training import training
+from anyformer.lab.training import training_run
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.look.trace import trace
@@ -108,7 +108,7 @@ def work(values: Values, place: Place) -> list[Row]:
     length = values["length"]
     model = model_spec(values["scheme"], values["width"], values["depth"], length)
     rows: list[Row] = [properties(model_spec(values["scheme"], 32, 1, 32), 32) | lecture_properties(values["scheme"])]
-    run = training(
+    run = training_run(
         values["scheme"],
         model,
         texts(place, values["text"], values["data"]),

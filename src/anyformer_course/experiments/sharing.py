@@ -15,7 +15,7 @@ import torch
 
 from anyformer.counting import count
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.training import training
+from anyformer.lab.training import training_run
 from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.models import Model, TransformerModule
@@ -57,7 +57,7 @@ def layers_model(kind: str, dropout: float, width: int, depth: int) -> Model:
 
 
 def work(values: Values, place: Place) -> list[Row]:
-    run = training(
+    run = training_run(
         "sharing",
         layers_model(values["kind"], values["dropout"], values["width"], values["depth"]),
         texts(place, "made-up", values["data"], LANGUAGE, values["texts"]),

@@ -27,7 +27,7 @@ from anyformer.data import Data, JSONLines, Words
 from anyformer.kernels.loss import IGNORED
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.scale import SIZE
-from anyformer.lab.training import training
+from anyformer.lab.training import training_run
 from anyformer.lab.trials import Place, Row, Trial, Values, line, write
 from anyformer.look import figures
 from anyformer.models import Model
@@ -93,7 +93,7 @@ def work(values: Values, place: Place) -> list[Row]:
         write(folder / "texts.jsonl", "".join(map(line, texts)))
 
     head = {"head": TagHead(num_labels=len(TAGS)), "ties": ()}
-    run = training(
+    run = training_run(
         task,
         override(model_spec(values["kind"], width, values["states"]), head),
         Data(train=JSONLines(path=f"{place.data(task, make)}/{task}/texts.jsonl")),

@@ -9,7 +9,7 @@ import torch
 
 from anyformer.data import Data
 from anyformer.kernels.loss import IGNORED
-from anyformer.lab.training import training
+from anyformer.lab.training import training_run
 from anyformer.lab.trials import Place, Values
 from anyformer.models import Model
 from anyformer.train.trainer import Trainer
@@ -55,7 +55,7 @@ def train_on(
     """Train on texts of this length; `make` generates them in the first trial only. A batch contains `values["batch"]`
     texts."""
     data = Data(train=place.texts(name, make))
-    run = training(
+    run = training_run(
         name,
         spec,
         data,

@@ -53,7 +53,7 @@ def plot_of(record: dict[str, Any]) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def stored(name: str) -> StoredResult | None:
+def load_result(name: str) -> StoredResult | None:
     """Return the result that decides about an experiment, for `anyformer lab`."""
     run = judged_run(record := read(name)) if name in names() else None
     if run is None:

@@ -19,7 +19,7 @@ TALES = "\n".join(
 )
 
 
-def trained(text: str, limit: int = 20) -> tuple[SmallModel, list[str]]:
+def train_on_tales(text: str, limit: int = 20) -> tuple[SmallModel, list[str]]:
     """Train on the tales and on `text`, so that the model knows all its words; return the model and the words."""
     words = split(text, limit)
     known = {word for line in TALES.splitlines() for word in line.split()}

@@ -13,7 +13,7 @@ import torch
 
 from anyformer.look.figures import heat_maps
 from anyformer_course.shown import Shown, Table
-from anyformer_course.words import vectors
+from anyformer_course.words import label_rows, vectors
 
 
 def example(text: str = "the cat sat down", *, width: int = 4, scale: float | None = None, seed: int = 0) -> Shown:
@@ -34,7 +34,7 @@ def example(text: str = "the cat sat down", *, width: int = 4, scale: float | No
         f"{words[strongest]!r} looks most at {words[int(top.indices[strongest])]!r}, with weight "
         f"{float(top.values[strongest]):.2f}; each row of weights sums to 1.",
         [
-            Table(title, ("word", *(words if square else map(str, range(width)))), rows(words, matrix))
+            Table(title, ("word", *(words if square else map(str, range(width)))), label_rows(words, matrix))
             for title, matrix, square in (
                 ("q", q, False), ("k", k, False), ("v", v, False), ("scores", scores, True),
                 ("weights", weights, True), ("result: weights times v", mixed, False),
@@ -42,7 +42,3 @@ def example(text: str = "the cat sat down", *, width: int = 4, scale: float | No
         ],
         draw,
     )  # fmt: skip
-
-
-def rows(words: list[str], matrix: torch.Tensor) -> list[list[Any]]:
-    return [[word, *row] for word, row in zip(words, matrix.tolist(), strict=True)]

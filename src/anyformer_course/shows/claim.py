@@ -1,6 +1,6 @@
 """A claim of the lectures: the stored verdict of its experiment, the figures, and the plot.
 
-The results are those of the largest form that was judged (`anyformer_course/results`). `anyformer lab run NAME` repeats
+The results are from the largest form that was judged (`anyformer_course/results`). `anyformer lab run NAME` repeats
 the experiment.
 """
 

@@ -31,7 +31,7 @@ def example(texts: str = "red square / green circle / blue cross", *, steps: int
     pairs = [[color, shape] for color in COLORS for shape in SHAPES]
     draws, optimizer = torch.Generator().manual_seed(seed), torch.optim.Adam(model.parameters(), lr=1.2e-3)
     before = matrix(model, asked)
-    album = [torch.stack([drawing(pair[0], pair[1], draws) for pair in pairs]) for _ in range(12)]
+    album = [torch.stack([draw_shape(pair[0], pair[1], draws) for pair in pairs]) for _ in range(12)]
     right, losses = torch.arange(len(pairs)), []
     for step in range(steps):
         scores = model(input_ids=encode(pairs), pixel_values=album[step % len(album)]).logits_per_image
@@ -67,7 +67,7 @@ def example(texts: str = "red square / green circle / blue cross", *, steps: int
 def matrix(model: Any, pairs: list[list[str]]) -> torch.Tensor:
     """Return the cosines (pictures, texts), on drawings that were not trained on."""
     draws = torch.Generator().manual_seed(99)
-    pixels = torch.stack([drawing(pair[0], pair[1], draws) for pair in pairs])
+    pixels = torch.stack([draw_shape(pair[0], pair[1], draws) for pair in pairs])
     output = model(input_ids=encode(pairs), pixel_values=pixels)
     return output.image_embeds @ output.text_embeds.T
 
@@ -76,7 +76,7 @@ def encode(pairs: list[list[str]]) -> torch.Tensor:
     return torch.tensor([[WORDS.index(word) for word in ("<start>", *pair, "<end>")] for pair in pairs])
 
 
-def drawing(color: str, shape: str, draws: torch.Generator) -> torch.Tensor:
+def draw_shape(color: str, shape: str, draws: torch.Generator) -> torch.Tensor:
     """Draw a shape (3, SIDE, SIDE) at a random place, with a little noise."""
     row, column = (5 + 2 * torch.rand(2, generator=draws)).tolist()
     y, x = torch.meshgrid(torch.arange(SIDE) - row, torch.arange(SIDE) - column, indexing="ij")

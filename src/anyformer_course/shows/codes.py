@@ -17,7 +17,7 @@ from anyformer.models import AutoencoderModel
 from anyformer.parts.embedding.autoencoder import ConvEmbedding
 from anyformer.parts.grid.dvae import ConvDecoder, RoundedCodes
 from anyformer_course.shown import Shown, Table
-from anyformer_course.shows.clip import COLORS, SHAPES, SIDE, drawing
+from anyformer_course.shows.clip import COLORS, SHAPES, SIDE, draw_shape
 
 
 def example(text: str = "red square", *, levels: int = 4, steps: int = 80, seed: int = 0) -> Shown:
@@ -35,7 +35,7 @@ def example(text: str = "red square", *, levels: int = 4, steps: int = 80, seed:
     )
     model: Any = af.build(spec, seed=seed)
     draws, optimizer = torch.Generator().manual_seed(seed), torch.optim.Adam(model.parameters(), lr=4e-3)
-    album = torch.stack([drawing(color, shape, draws) for color in COLORS for shape in SHAPES for _ in range(6)])
+    album = torch.stack([draw_shape(color, shape, draws) for color in COLORS for shape in SHAPES for _ in range(6)])
     losses = []
     for _ in range(steps):
         batch = album[torch.randperm(len(album), generator=draws)[:12]]
@@ -44,7 +44,7 @@ def example(text: str = "red square", *, levels: int = 4, steps: int = 80, seed:
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    picture = drawing(words[0], words[1], torch.Generator().manual_seed(99))
+    picture = draw_shape(words[0], words[1], torch.Generator().manual_seed(99))
     with torch.no_grad():
         codes = model.eval().codes(picture[None])
         again = model.picture(codes)[0]

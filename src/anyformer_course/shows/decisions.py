@@ -64,11 +64,11 @@ def example(returns: str = "0 2 4 6 8", *, steps: int = 150, width: int = 32, se
         axes[0, 0].legend(frameon=False, fontsize=8)
         axes[0, 1].plot(asked, list(reached.values()), "o")
         axes[0, 1].plot([min(asked), max(asked)], [min(asked), max(asked)], ":", color="gray")
-        axes[0, 1].set(xlabel="return asked for", ylabel="return reached")
+        axes[0, 1].set(xlabel="requested return", ylabel="return reached")
         return figure
 
     return Shown(
-        f"For {close} of {len(asked)} requests the return reached is within 1 of the return asked for.",
+        f"For {close} of {len(asked)} requests the return is within 1 of the requested return.",
         [
             Table(f"first tokens of the walk with return {first:g}", ("token", "time step", "value"), tokens),
             Table(

@@ -16,7 +16,7 @@ from anyformer.generation.diffusion import remove_noise
 from anyformer.look.figures import new
 from anyformer.parts.diffusion import NoiseSchedule
 from anyformer_course.shown import Shown, Table
-from anyformer_course.shows.clip import COLORS, SHAPES, drawing
+from anyformer_course.shows.clip import COLORS, SHAPES, draw_shape
 
 
 def example(
@@ -30,7 +30,7 @@ def example(
         raise ValueError("curve must be 'linear' or 'cosine', and steps 2 to 200")
     draws = torch.Generator().manual_seed(seed)
     names = [(color, shape) for color in COLORS for shape in SHAPES for _ in range(8)]
-    album = torch.stack([drawing(*name, draws) for name in names]) * 2 - 1  # (72, 3, 12, 12), from -1 to 1
+    album = torch.stack([draw_shape(*name, draws) for name in names]) * 2 - 1  # (72, 3, 12, 12), from -1 to 1
     fits = torch.tensor([all(word in name for word in words) for name in names])
     if not bool(fits.any()):
         raise ValueError(f"no drawing fits {text!r}: write at most one color and one shape")

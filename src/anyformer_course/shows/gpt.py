@@ -10,7 +10,7 @@ import anyformer as af
 from anyformer.look.figures import heat_maps
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._trained import describe
-from anyformer_course.words import split
+from anyformer_course.words import label_rows, split
 
 
 def example(text: str = "the cat sat on the mat", *, tied: bool = True, seed: int = 0) -> Shown:
@@ -48,7 +48,7 @@ def example(text: str = "the cat sat on the mat", *, tied: bool = True, seed: in
         ),
         ["P", "softmax(hn We^T)", str(tuple(chances.shape)), 0 if tied else model.head.out.weight.numel()],
     ]
-    rows = [[word, *row] for word, row in zip(words, chances.tolist(), strict=True)]
+    rows = label_rows(words, chances)
 
     def draw() -> Any:
         titles = ["h0", *(f"h{i}" for i in range(1, len(states))), "P"]

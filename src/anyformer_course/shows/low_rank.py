@@ -38,7 +38,7 @@ def example(text: str = TEXT, *, width: int = 16, scale: float = 1.0, seed: int 
     ranks = sorted({1, *(round(number * share) for share in (1 / 16, 1 / 8, 1 / 4, 1 / 2)), number})
     rows = []
     for rank in ranks:
-        errors = [float((lowered(a, rank) @ v - a @ v).norm() / (a @ v).norm()) for a in (weights, shuffled)]
+        errors = [float((lower_rank(a, rank) @ v - a @ v).norm() / (a @ v).norm()) for a in (weights, shuffled)]
         rows.append([rank, share(weights, rank), errors[0], share(shuffled, rank), errors[1]])
     quarter = round(number / 4)
 
@@ -46,7 +46,7 @@ def example(text: str = TEXT, *, width: int = 16, scale: float = 1.0, seed: int 
         figure, axes = new(3, 1, 13, 3.8)
         axes[0, 0].imshow(weights, interpolation="nearest")
         axes[0, 0].set_title("attention weights", fontsize=9)
-        axes[0, 1].imshow(lowered(weights, quarter), interpolation="nearest")
+        axes[0, 1].imshow(lower_rank(weights, quarter), interpolation="nearest")
         axes[0, 1].set_title(f"the same with rank {quarter} of {number}", fontsize=9)
         for name, each in (("attention", weights), ("shuffled rows", shuffled)):
             axes[0, 2].plot([0, *(share(each, rank) for rank in range(1, number + 1))], label=name)
@@ -69,7 +69,7 @@ def share(matrix: Tensor, rank: int) -> float:
     return float(values[:rank].sum() / values.sum())
 
 
-def lowered(matrix: Tensor, rank: int) -> Tensor:
+def lower_rank(matrix: Tensor, rank: int) -> Tensor:
     """Return the nearest matrix of this rank."""
     u, s, vh = torch.linalg.svd(matrix)
     return u[:, :rank] * s[:rank] @ vh[:rank]

@@ -40,7 +40,7 @@ def example(text: str = "the dog chased the ball .", *, model: str = "gpt", corp
             )
 
     def draw() -> Any:
-        return heat_maps(maps, names, f"who looks at whom: {text}", tokens, limits=(0, 1))
+        return heat_maps(maps, names, f"who attends to whom: {text}", tokens, limits=(0, 1))
 
     most = max(rows, key=lambda row: row[2])
     columns = ("head", "to itself", "to the word before", "to the first token", "mean distance", "strongest pair")

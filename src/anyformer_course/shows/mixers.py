@@ -16,7 +16,7 @@ from torch import Tensor
 
 from anyformer.look.figures import heat_maps
 from anyformer_course.shown import Shown, Table
-from anyformer_course.words import vectors
+from anyformer_course.words import label_rows, vectors
 
 TEXT = "it was the best of times it was the worst of times"
 K = 8  # channels of the head
@@ -58,7 +58,7 @@ def example(text: str = TEXT, *, mixer: str = "linformer", few: int = 4, feature
             Table("mixers", ("mixer", "kind", f"scores or features, {len(words)} words", "at 4096 words", "rank",
                              "share of zeros", "mean difference from full"), rows),
             Table(f"weights of {mixer}", ("word", *words),
-                  [[word, *row] for word, row in zip(words, everything[mixer][0].tolist(), strict=True)]),
+                  label_rows(words, everything[mixer][0])),
         ],
         draw,
     )  # fmt: skip
@@ -71,7 +71,7 @@ def softmax(q: Tensor, k: Tensor) -> Tensor:
     return (q @ k.T / math.sqrt(K)).softmax(-1)
 
 
-def masked(mask: Callable[..., Any], per_token: int) -> Mixer:
+def masked_attention(mask: Callable[..., Any], per_token: int) -> Mixer:
     """Attention to the keys that a library mask allows; `per_token`: scores per token of a long text."""
 
     def make(q: Tensor, k: Tensor, few: int, features: int, draws: torch.Generator) -> tuple[Tensor, Any]:
@@ -89,13 +89,13 @@ def masked(mask: Callable[..., Any], per_token: int) -> Mixer:
 def longformer(q: Tensor, k: Tensor, *rest: Any) -> tuple[Tensor, Any]:
     from anyformer.parts.mask import Global, Window
 
-    return masked(lambda n: Window(size=2, ahead=True) | Global(first=1), 3 + 2)(q, k, *rest)
+    return masked_attention(lambda n: Window(size=2, ahead=True) | Global(first=1), 3 + 2)(q, k, *rest)
 
 
 def big_bird(q: Tensor, k: Tensor, *rest: Any) -> tuple[Tensor, Any]:
     from anyformer.parts.mask import Global, RandomBlocks, Window
 
-    return masked(
+    return masked_attention(
         lambda n: Window(size=2, ahead=True) | Global(first=1) | RandomBlocks(size=1, per_row=2, num_blocks=n),
         3 + 2 + 2,
     )(q, k, *rest)
@@ -120,19 +120,19 @@ def performer(q: Tensor, k: Tensor, few: int, features: int, draws: torch.Genera
     module = SoftmaxFeatures(count=features).build(Site(width=K, address="features"))
     OrthogonalRows().fill(module.weight, draws, 0)
     (fq, _), (fk, power) = module(q), module(k)
-    return normalised(fq @ (fk * power.exp()).T), lambda n: 2 * n * features
+    return normalize_rows(fq @ (fk * power.exp()).T), lambda n: 2 * n * features
 
 
 def linear(q: Tensor, k: Tensor, *rest: Any) -> tuple[Tensor, Any]:
     fq, fk = (torch.nn.functional.elu(t) + 1 for t in (q, k))
-    return normalised(fq @ fk.T), lambda n: 2 * n * K
+    return normalize_rows(fq @ fk.T), lambda n: 2 * n * K
 
 
 def synthesizer(q: Tensor, k: Tensor, few: int, features: int, draws: torch.Generator) -> tuple[Tensor, Any]:
     return torch.randn(len(q), len(q), generator=draws).softmax(-1), lambda n: 0
 
 
-def normalised(products: Tensor) -> Tensor:
+def normalize_rows(products: Tensor) -> Tensor:
     return products / products.sum(-1, keepdim=True)
 
 

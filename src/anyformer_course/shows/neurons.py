@@ -13,14 +13,14 @@ import torch
 import anyformer as af
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
-from anyformer_course.shows._tales import TALES, trained
+from anyformer_course.shows._tales import TALES, train_on_tales
 
 
 def example(text: str = "once upon a time", *, layer: int = 2, top: int = 5) -> Shown:
     """Explain the prediction after `text` by the `top` neurons of a layer (1 or 2) that add most to its score."""
     if layer not in (1, 2):
         raise ValueError(f"layer is {layer}; the small model has layers 1 and 2")
-    small, words = trained(text)
+    small, words = train_on_tales(text)
     op = f"decoder.layers.{layer - 1}.feedforward"
     with torch.no_grad():
         run = af.trace(small.model, input_ids=torch.tensor([[1, *small.ids(" ".join(words))]]))

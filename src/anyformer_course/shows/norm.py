@@ -14,7 +14,7 @@ import anyformer as af
 from anyformer.look.figures import heat_maps
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import module
-from anyformer_course.words import vectors
+from anyformer_course.words import label_rows, vectors
 
 
 def example(
@@ -56,8 +56,8 @@ def example(
                  "deviation of a channel, from", "to", "change by another text"),
                 rows,
             ),
-            Table("LayerNorm", ("word", *map(str, range(width))), lines(words, results["LayerNorm"])),
-            Table("BatchNorm", ("word", *map(str, range(width))), lines(words, results["BatchNorm"])),
+            Table("LayerNorm", ("word", *map(str, range(width))), label_rows(words, results["LayerNorm"])),
+            Table("BatchNorm", ("word", *map(str, range(width))), label_rows(words, results["BatchNorm"])),
         ],
         draw,
     )  # fmt: skip
@@ -70,7 +70,3 @@ def spread(x: torch.Tensor) -> list[float]:
         deviation = x.std(axis, correction=0)
         found += [float(x.mean(axis).abs().max()), float(deviation.min()), float(deviation.max())]
     return found
-
-
-def lines(words: list[str], x: torch.Tensor) -> list[list[Any]]:
-    return [[word, *row] for word, row in zip(words, x.tolist(), strict=True)]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
-from anyformer_course.words import vectors
+from anyformer_course.words import label_rows, vectors
 
 KINDS = ("none", "add", "concatenate")
 
@@ -49,9 +49,9 @@ def example(text: str = "John likes Mary not Bill", *, position: str = "add", wi
         f"If the words before {words[-1]!r} are read backwards, its result changes by {changes['none']:.0%} without "
         f"positions, {changes['add']:.0%} with added and {changes['concatenate']:.0%} with concatenated positions.",
         [
-            Table("x: words", ("word", *names), named(words, x)),
-            Table("p: positions", ("word", *names), named(words, p)),
-            Table(f"input of attention: {position}", ("word", *names), named(words, combined)),
+            Table("x: words", ("word", *names), label_rows(words, x)),
+            Table("p: positions", ("word", *names), label_rows(words, p)),
+            Table(f"input of attention: {position}", ("word", *names), label_rows(words, combined)),
             Table("change of the last word's result", ("position", "relative change"), [*map(list, changes.items())]),
         ],
         draw,
@@ -79,7 +79,3 @@ def last_result(x: Tensor, p: Tensor, kind: str, seed: int) -> Tensor:
     draws, width = torch.Generator().manual_seed(seed), x.shape[1]
     q, k, v = (combine(x, p, kind, seed) @ torch.randn(width, width, generator=draws) / math.sqrt(width) for _ in "qkv")
     return (q[-1] @ k.T / math.sqrt(width)).softmax(-1) @ v
-
-
-def named(words: list[str], matrix: Tensor) -> list[list[Any]]:
-    return [[word, *row] for word, row in zip(words, matrix.tolist(), strict=True)]

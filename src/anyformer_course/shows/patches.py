@@ -20,7 +20,7 @@ def example(picture: str = "", *, size: int = 224, patch: int = 16, width: int =
     """Cut a picture (a file, or a drawing of ours) of `size` x `size` pixels into patches of side `patch`."""
     if not 0 < patch <= size <= 1024:
         raise ValueError(f"size is {size} and patch is {patch}; give 0 < patch <= size <= 1024")
-    pixels = read(picture, size) if picture else drawing(size)  # (3, size, size), from 0 to 1
+    pixels = read(picture, size) if picture else draw_sample(size)  # (3, size, size), from 0 to 1
     embedding: Any = module(
         af.parts.PatchEmbedding(image_size=(size, size), patch_size=(patch, patch), pad=False), width, seed
     )
@@ -69,7 +69,7 @@ def example(picture: str = "", *, size: int = 224, patch: int = 16, width: int =
     )  # fmt: skip
 
 
-def drawing(size: int) -> torch.Tensor:
+def draw_sample(size: int) -> torch.Tensor:
     """Return a picture: sky, grass, a sun and a house."""
     rows, columns = torch.meshgrid(torch.linspace(0, 1, size), torch.linspace(0, 1, size), indexing="ij")
     picture = torch.stack((0.45 + 0.3 * rows, 0.7 + 0.2 * rows, torch.full_like(rows, 0.95)))

@@ -105,10 +105,10 @@ def measure(scheme: str, length: int, width: int = 32) -> list[float | None]:
     side = position_vectors(scheme, 8, width // 2).double()
     cells = torch.cat((side.repeat_interleave(8, 0), side.repeat(8, 1)), 1)
     learned = length * width if scheme == "learned" else 0
-    return [apart(p), error, float(p.abs().max()), longest, learned, apart(cells)]
+    return [smallest_distance(p), error, float(p.abs().max()), longest, learned, smallest_distance(cells)]
 
 
-def apart(p: Tensor) -> float:
+def smallest_distance(p: Tensor) -> float:
     """Return the smallest distance between two different rows."""
     return float(torch.pdist(p).min())
 

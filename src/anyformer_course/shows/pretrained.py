@@ -1,6 +1,6 @@
 """Pretrained models: layers, width, heads, parameters (published and counted), training tokens and compute.
 
-Names are those of `anyformer zoo`. Published figures have their source; 6 N D is the usual estimate of the training
+`anyformer zoo` lists the names. Published figures have their source; 6 N D is the usual estimate of the training
 compute, with our count of the parameters that a token uses.
 """
 

@@ -72,7 +72,7 @@ def example(pairs: str = "1:2 -1:-2 0.5:1 -2:-4", *, query: float = 1.5, steps: 
         f"{errors[1][4]:.3f}, of neighbours {errors[3][4]:.3f}.",
         [
             Table(f"your pairs: prediction at x = {query:g}", ("pairs read", *estimators), yours),
-            Table("500 new lines: mean squared error after so many pairs", ("estimator", "0", "1", "2", "5"),
+            Table("500 new lines: mean squared error by number of pairs", ("estimator", "0", "1", "2", "5"),
                   errors),
         ],
         draw,

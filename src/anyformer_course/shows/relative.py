@@ -1,7 +1,7 @@
 """Relative positions: what T5's buckets, ALiBi and Shaw's vectors add to the scores of two words, by their distance.
 
 T5 adds one learned number per bucket of distances, ALiBi a fixed number that falls with the distance, Shaw's vectors
-a product of the query with one vector per distance, which is clipped. With `parents`, distances are those in the
+a product of the query with one vector per distance, which is clipped. With `parents`, distances are counted in the
 dependency tree [Wang et al. 2019].
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from anyformer.look.figures import heat_maps
 from anyformer_course.shown import Shown, Table
-from anyformer_course.words import vectors
+from anyformer_course.words import label_rows, vectors
 
 
 @torch.no_grad()
@@ -61,7 +61,7 @@ def example(
         [
             Table("by distance", ("distance", "T5 bucket", "T5 bias", "ALiBi bias", "Shaw's vector"), by_distance),
             *(
-                Table(f"{name}: added to the scores", ("word", *words), named(words, bias))
+                Table(f"{name}: added to the scores", ("word", *words), label_rows(words, bias))
                 for name, bias in biases.items()
             ),
         ],
@@ -77,7 +77,3 @@ def tree(parents: Sequence[int], number: int) -> Tensor:
         raise ValueError(f"parents has {len(parents)} entries for {number} words; give the index of each word's head")
     heads = torch.tensor([[i if parent < 0 else parent for i, parent in enumerate(parents)]])
     return distances(heads)[0]
-
-
-def named(words: list[str], matrix: Tensor) -> list[list[Any]]:
-    return [[word, *row] for word, row in zip(words, matrix.tolist(), strict=True)]

@@ -1,6 +1,6 @@
 """ELECTRA's replaced tokens: a small generator fills masked words, and the model must find the words that changed.
 
-The generator is a small BERT, trained in a second on the lines of `corpus`. A word that it fills as it was counts as
+The generator is a small BERT, trained in a second on the lines of `corpus`. A word that it fills correctly counts as
 original. Every word gives a label, not only the masked ones [Clark et al. 2020].
 """
 

@@ -13,7 +13,7 @@ import torch
 
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
-from anyformer_course.words import split, vectors
+from anyformer_course.words import label_rows, split, vectors
 
 
 def example(
@@ -29,11 +29,11 @@ def example(
     skipped = len(split(before)) if before else 0
     rope = RopeModule(Rope(base=base, interleaved=True), width)
 
-    def rotated(first: int) -> torch.Tensor:
+    def rotate_from(first: int) -> torch.Tensor:
         index = torch.arange(first, first + len(words))
         return rope.rotate(x[None, None], x[None, None], Context(index=index, positions=index[None]))[0][0, 0]
 
-    alone, later = rotated(0), rotated(skipped)
+    alone, later = rotate_from(0), rotate_from(skipped)
     scores, moved = alone @ alone.T, later @ later.T
     change = float((scores - moved).abs().max())
     turns = frequencies(width, base, None)  # radians per position, one per pair
@@ -61,14 +61,10 @@ def example(
             Table("rotated", ("word", "position", *names), [
                 [word, first + i, *arrows[i].tolist()]
                 for first, arrows in ((0, alone), (skipped, later)) for i, word in enumerate(words)]),
-            Table("scores: at the start", ("word", *words), named(words, scores)),
-            Table(f"scores: after {skipped} words", ("word", *words), named(words, moved)),
+            Table("scores: at the start", ("word", *words), label_rows(words, scores)),
+            Table(f"scores: after {skipped} words", ("word", *words), label_rows(words, moved)),
             Table("pairs of channels", ("pair", "degrees per position", "positions per full turn"), [
                 [i, math.degrees(turn), 2 * math.pi / turn] for i, turn in enumerate(turns.tolist())]),
         ],
         draw,
     )  # fmt: skip
-
-
-def named(words: list[str], matrix: torch.Tensor) -> list[list[Any]]:
-    return [[word, *row] for word, row in zip(words, matrix.tolist(), strict=True)]

@@ -1,6 +1,6 @@
 """Stages: the grid and the width of the vectors after every part of a picture model, from the first layer to the last.
 
-A ResNet or a Swin makes the grid coarser and the vectors wider; a ViT keeps both. The shapes are those of a real pass
+A ResNet or a Swin makes the grid coarser and the vectors wider; a ViT keeps both. The shapes are from a real pass
 (computed without weights).
 """
 
