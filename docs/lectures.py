@@ -17,7 +17,6 @@ import runpy
 import shlex
 import sys
 import tempfile
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,7 +86,7 @@ def result(row: Row) -> str | None:
         return None
     if words[1:3] == ["lab", "run"]:
         return None if is_quoted(row.result) else experiment_result(words[3])
-    if quoted or words[1:2] not in ([], ["count"], ["draw"], ["parts"], ["plan"], ["look"]) or ".html" in command:
+    if quoted or words[1:2] not in ([], ["count"], ["draw"], ["plan"], ["look"]) or ".html" in command:
         return None
     if words:
         return CELLS[words[1]](command, words)
@@ -114,14 +113,6 @@ def draw_cell(command: str, words: list[str]) -> str:
     return f"a drawing; {sizes[0]}" if len(sizes) == 1 else f"both drawn, differences marked; {' and '.join(sizes)}"
 
 
-def parts_cell(command: str, words: list[str]) -> str:
-    kinds = json.loads(run(command, "--json"))
-    if len(kinds) > 2:
-        return f"{len(kinds)} kinds: " + ", ".join(f"`{kind['name']}`" for kind in kinds)
-    lines = (f"`{kind['name']}`: {textwrap.shorten(kind['about'], 120, placeholder=' ...')}" for kind in kinds)
-    return "; ".join(lines).replace("|", "\\|")
-
-
 def plan_cell(command: str, words: list[str]) -> str:
     plan = json.loads(run(command, "--json"))
     optimal = ", ".join(f"{each['law']} {short(each['parameters'])}" for each in plan["optimal"])
@@ -139,7 +130,7 @@ def look_cell(command: str, words: list[str]) -> str:
     return f"a picture: {PICTURES[words[words.index('--picture') + 1]].about.partition('; INPUT')[0]}"
 
 
-CELLS = {"count": count_cell, "draw": draw_cell, "parts": parts_cell, "plan": plan_cell, "look": look_cell}
+CELLS = {"count": count_cell, "draw": draw_cell, "plan": plan_cell, "look": look_cell}
 
 
 def show(value: Any) -> str:
