@@ -47,6 +47,7 @@ LOSS_METRICS = (*PERPLEXITY, "bits_per_byte")  # metrics that follow from the me
 class Predictions(NamedTuple):
     predicted: list[Any]
     wanted: list[Any]
+    scores: list[float] | None = None  # the probability of each predicted label
 
 
 class Objective(Part):
@@ -247,10 +248,11 @@ class Predictor:
         return logits
 
     def labels(self, objective: Objective, records: Sequence[list[Record]]) -> Predictions:
-        """Return the likeliest label of each record, and its "label"."""
+        """Return the likeliest label of each record with its probability, and its "label"."""
         rows = [record for (record,) in records]
-        predicted = [int(scores.argmax()) for scores in self.logits(objective, rows)]
-        return Predictions(predicted, [int(record["label"]) for record in rows])
+        likeliest = [logits.float().softmax(-1).max(-1) for logits in self.logits(objective, rows)]
+        predicted, scores = [int(each.indices) for each in likeliest], [float(each.values) for each in likeliest]
+        return Predictions(predicted, [int(record["label"]) for record in rows], scores)
 
     def texts(self, objective: Objective, records: Sequence[Record], **options: Any) -> list[str]:
         """Generate a text for each record, with the `options` of generate (default: greedy), up to a stop string.

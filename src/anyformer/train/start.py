@@ -101,6 +101,7 @@ def setup(
         with progress_line(tell, "preparing the data") as progress:
             splits = prepare(run.data, objective, tokenizer, records, length, progress)
             parallel.broadcast_result(splits.verify)
+        parallel.broadcast_result(lambda: splits.write_rows(folder / "splits.csv"))
 
         def prepare_short(objective: Objective, length: int) -> DataSplit:
             part = Data(train=run.data.splits["train"], unfit=run.data.unfit)
