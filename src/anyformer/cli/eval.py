@@ -50,9 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--most", type=int, metavar="N", help="evaluate only the first N examples")
     add("--set", metavar="PATH=VALUE", action="append", default=[], help="set a field of the recipe; can be repeated")
     add("--data", metavar="DIR", default="data", help="folder of the data sets (default: data/)")
-    add(
-        "--save", metavar="FILE", help="also write each prediction, with its row, input and score (.jsonl, .csv, .tsv)"
-    )
+    add("--save", metavar="FILE", help="also write each prediction, with its row, input and score (.jsonl, .csv, .tsv)")
     add("--report", action="store_true", help="also print scores by class, confusions and the worst mistakes")
     add("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
     device_flag(parser)

@@ -18,6 +18,7 @@ APPLIES_TO = {  # a flag -> the data flags that it applies to
     "column": (*TABLES, "tags"),
     "delimiter": ("csv",),
     "encoding": ("text", *TABLES, "tags"),
+    "multi_label": TABLES,
 }
 
 
@@ -46,6 +47,7 @@ def data_flags(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="column of the texts (twice for pairs); with --tags of the words",
     )
+    add("--multi-label", metavar="SEPARATOR", help="a row has any number of labels, with this text between them")
     add("--delimiter", metavar="CHAR", help="delimiter of --csv (default: detected)")
     add("--encoding", metavar="NAME", help="encoding of the files (default: detected)")
 
@@ -55,7 +57,9 @@ def given_kinds(options: argparse.Namespace) -> list[str]:
     given = [name for name in KINDS if getattr(options, name) is not None]
     for name, kinds in APPLIES_TO.items():
         if getattr(options, name) and not {*given} & {*kinds}:
-            raise ValueError(f"--{name} goes with {', '.join(f'--{kind}' for kind in kinds)}")
+            raise ValueError(f"--{name.replace('_', '-')} goes with {', '.join(f'--{kind}' for kind in kinds)}")
+    if options.multi_label and not options.label:
+        raise ValueError("--multi-label needs --label COLUMN")
     if options.label and options.target:
         raise ValueError("give --label or --target, not both")
     return given
@@ -94,4 +98,5 @@ def own_run(options: argparse.Namespace) -> Run:
         from anyformer.recipes.shared.own_pairs import from_pairs
 
         return from_pairs(path, options.target, options.column, options.model, **reading, tell=tell)
+    reading["separator"] = options.multi_label
     return from_table(path, options.label, options.column, options.model, **reading, tell=tell)

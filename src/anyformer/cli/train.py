@@ -36,6 +36,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     data_flags(parser)
     add("--valid", metavar="FILE", help="file (or folder) for validation (default: a tenth of the data)")
     add("--test", metavar="FILE", help="file (or folder) that `anyformer eval` tests on")
+    add("--class-weights", metavar="WEIGHTS", help='"balanced", or weights of rare classes: spam=3,fraud=10')
+    add("--oversample", action="store_true", help="repeat the rows of rare classes")
     add("--model", metavar="NAME|FOLDER", help="model for your data: a name of the zoo, or a folder to train further")
     add("--list", action="store_true", help="list the recipes")
     add("--set", metavar="PATH=VALUE", action="append", default=[], help="set a field of the run; can be repeated")
@@ -66,9 +68,9 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"give a recipe (--list shows them), a run.json, a run's folder, or one of {own}")
     if len(given) > 1:
         raise ValueError(f"give one of {', '.join(given)}")
-    for name in ("model", "valid", "test"):
+    for name in ("model", "valid", "test", "class_weights", "oversample"):
         if getattr(options, name) and options.recipe is not None:
-            raise ValueError(f"--{name} goes with {', '.join(f'--{kind}' for kind in KINDS)}")
+            raise ValueError(f"--{name.replace('_', '-')} goes with {', '.join(f'--{kind}' for kind in KINDS)}")
     for name in options.log:
         if name not in LOGS:
             raise ValueError(f"--log {name}; {nearest(name, LOGS)}")
@@ -100,8 +102,38 @@ def run_and_folder(options: argparse.Namespace) -> tuple[Run, str]:
         run = own_run(options)
         reading = {"delimiter": delimiter_of(options), "encoding": options.encoding}
         run = run.replace(data=with_splits(run.data, options.valid, options.test, **reading))
+        run = with_balance(run, options.class_weights, options.oversample)
         return override(run, dict(setting(text) for text in options.set)), f"runs/{run.name}"
     return find_run(options.recipe, options.data, options.set, options.resume)
+
+
+def with_balance(run: Run, weights: str | None, oversample: bool) -> Run:
+    """Return a run in which rare classes count more (`weights`), or are repeated."""
+    from anyformer.data import Oversample
+    from anyformer.objectives.classify import Classify
+    from anyformer.objectives.images import ClassifyImage
+
+    if not weights and not oversample:
+        return run
+    objective = run.objective
+    if not isinstance(objective, Classify | ClassifyImage) or not objective.labels:
+        raise ValueError("--class-weights and --oversample need one label per example; see --label and --images")
+    if oversample:
+        run = run.replace(data=run.data.replace(train=Oversample(source=run.data.splits["train"])))
+    if weights == "balanced":
+        return run.replace(objective=objective.replace(balanced=True))
+    if weights:
+        run = run.replace(objective=objective.replace(class_weights=dict(map(class_weight, weights.split(",")))))
+    return run
+
+
+def class_weight(text: str) -> tuple[str, float]:
+    """ "spam=3" -> ("spam", 3.0)"""
+    label, _, weight = text.rpartition("=")
+    try:
+        return label.strip(), float(weight)
+    except ValueError:
+        raise ValueError(f'--class-weights {text}: write "balanced", or label=number with commas between') from None
 
 
 def find_run(name: str, data: str, changes: Sequence[str], resume: bool = False) -> tuple[Run, str]:

@@ -52,6 +52,24 @@ def _binary_f1(predicted: Values, wanted: Values) -> float:
     return _sklearn("f1_score", zero_division=0)(predicted, wanted)
 
 
+def _set_f1(average: str) -> Metric:
+    """F1 of sets of labels: over all decisions ("micro"), or the mean over labels that occur ("macro")."""
+
+    def score(predicted: Values, wanted: Values) -> float:
+        names = sorted({name for sets in (predicted, wanted) for names in sets for name in names})
+        if not names:
+            return 1.0  # nothing applies, and nothing was predicted
+        chosen = ([[name in own for name in names] for own in sets] for sets in (wanted, predicted))
+        return float(_function("sklearn.metrics", "f1_score")(*chosen, average=average, zero_division=0))
+
+    return score
+
+
+def _same_set(predicted: Values, wanted: Values) -> float:
+    """Return the share of examples with exactly the right labels."""
+    return sum({*mine} == {*theirs} for mine, theirs in zip(predicted, wanted)) / len(predicted)
+
+
 def _correlation(name: str) -> Metric:
     def score(predicted: Values, wanted: Values) -> float:
         stats = _library("scipy.stats", name)
@@ -209,6 +227,12 @@ LABELS = Metrics(
     trial=((0, 1), (0, 1)),
 )
 TWO_LABELS = dataclasses.replace(LABELS, usual=("accuracy", "f1", "matthews"))
+LABEL_SETS = Metrics(
+    "sets of labels",
+    {"micro_f1": _set_f1("micro"), "macro_f1": _set_f1("macro"), "exact_match": _same_set},
+    usual=("micro_f1", "macro_f1", "exact_match"),
+    trial=((["a"], []), (["a"], ["b"])),
+)
 NUMBERS = Metrics(
     "numbers",
     {"pearson": _correlation("pearsonr"), "spearman": _correlation("spearmanr")},

@@ -74,6 +74,11 @@ class Objective(Part):
         return ()
 
     @property
+    def problem(self) -> str | None:
+        """The kind of labels that a classification head gets ("regression"); None: it follows from the labels."""
+        return None
+
+    @property
     def extra_tokens(self) -> int:
         """How many ids the model needs in addition to the tokenizer's, such as the codes of an autoencoder."""
         return 0
@@ -129,6 +134,10 @@ class Objective(Part):
 
     def ready(self, tokenizer: Any) -> Self:
         """Return this objective with the facts that it needs about the tokenizer. A second call changes nothing."""
+        return self
+
+    def with_class_counts(self, counts: Mapping[str, int]) -> Self:
+        """Return this objective with what depends on the number of training examples of each class."""
         return self
 
     @property
