@@ -231,6 +231,7 @@ def print_report(evaluation: Evaluation, model: str, split: str) -> None:
             table(("class", "predicted as", "times"), pairs, right=(2,))
     wrong = worst_mistakes(rows)
     print(f"{len(wrong):,} mistakes, the worst first:" if "right" in rows[0] else "the largest errors:")
-    table([*rows[0]], [[shorten(value, 60) for value in row.values()] for row in wrong[:LISTED]])
+    if wrong:
+        table([*wrong[0]], [[shorten(value, 60) for value in row.values()] for row in wrong[:LISTED]])
     if written := add_to_report(Path(hub.run_of(model)[0]).expanduser(), split, wrong, counted, scores):
         print(f"written: {', '.join(map(str, written))}")

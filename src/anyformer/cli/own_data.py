@@ -19,6 +19,8 @@ APPLIES_TO = {  # a flag -> the data flags that it applies to
     "delimiter": ("csv",),
     "encoding": ("text", *TABLES, "tags"),
     "multi_label": TABLES,
+    "prompt": TABLES,
+    "answer": TABLES,
 }
 
 
@@ -47,6 +49,8 @@ def data_flags(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="column of the texts (twice for pairs); with --tags of the words",
     )
+    add("--prompt", metavar="COLUMN", action=Once, help="column of prompts, for a decoder that learns to answer")
+    add("--answer", metavar="COLUMN", action=Once, help="column of the answers to --prompt")
     add("--multi-label", metavar="SEPARATOR", help="a row has any number of labels, with this text between them")
     add("--delimiter", metavar="CHAR", help="delimiter of --csv (default: detected)")
     add("--encoding", metavar="NAME", help="encoding of the files (default: detected)")
@@ -60,8 +64,10 @@ def given_kinds(options: argparse.Namespace) -> list[str]:
             raise ValueError(f"--{name.replace('_', '-')} goes with {', '.join(f'--{kind}' for kind in kinds)}")
     if options.multi_label and not options.label:
         raise ValueError("--multi-label needs --label COLUMN")
-    if options.label and options.target:
-        raise ValueError("give --label or --target, not both")
+    if bool(options.prompt) != bool(options.answer):
+        raise ValueError("--prompt and --answer belong together: the columns of prompts and of answers")
+    if sum(bool(value) for value in (options.label, options.target, options.prompt)) > 1:
+        raise ValueError("give one of --label, --target and --prompt")
     return given
 
 
@@ -77,8 +83,11 @@ def own_run(options: argparse.Namespace) -> Run:
         if os.environ.get("RANK", "0") == "0":
             print(line, file=sys.stderr)
 
-    if options.csv and not options.label and not options.target:
-        raise ValueError("--csv needs --label COLUMN, the column to predict, or --target COLUMN, the texts to write")
+    if options.csv and not (options.label or options.target or options.prompt):
+        raise ValueError(
+            "--csv needs --label COLUMN, the column to predict, --target COLUMN, the texts to write, "
+            "or --prompt COLUMN and --answer COLUMN, for a decoder"
+        )
     if options.images is not None:
         from anyformer.recipes.shared.own_images import from_images
 
@@ -94,6 +103,14 @@ def own_run(options: argparse.Namespace) -> Run:
         return from_text(options.text, options.model, encoding=options.encoding, tell=tell)
     path, jsonl = options.csv or options.jsonl, options.jsonl is not None
     reading = {"encoding": options.encoding, "jsonl": jsonl, "delimiter": delimiter_of(options)}
+    if options.prompt is not None:
+        from anyformer.data import open_table
+        from anyformer.data.conversations import Conversations
+        from anyformer.recipes.shared.own_answers import answers_run
+
+        source = open_table(path, (options.prompt, options.answer), **reading)
+        talks = Conversations(source=source, prompt=options.prompt, answer=options.answer)
+        return answers_run(talks, path, options.model, tell)
     if options.target is not None:
         from anyformer.recipes.shared.own_pairs import from_pairs
 

@@ -39,6 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--class-weights", metavar="WEIGHTS", help='"balanced", or weights of rare classes: spam=3,fraud=10')
     add("--oversample", action="store_true", help="repeat the rows of rare classes")
     add("--model", metavar="NAME|FOLDER", help="model for your data: a name of the zoo, or a folder to train further")
+    add("--lora", type=int, metavar="RANK", nargs="?", const=8, help="train low-rank adapters only (default rank: 8)")
     add("--list", action="store_true", help="list the recipes")
     add("--set", metavar="PATH=VALUE", action="append", default=[], help="set a field of the run; can be repeated")
     add(
@@ -76,6 +77,8 @@ def run(options: argparse.Namespace) -> None:
             raise ValueError(f"--log {name}; {nearest(name, LOGS)}")
     description, out = run_and_folder(options)
     description = description.replace(freeze=(*description.freeze, *options.freeze))
+    if options.lora is not None:
+        description = with_lora(description, options.lora, options.set)
     if options.show:
         from anyformer.specs.codec import to_json
 
@@ -105,6 +108,15 @@ def run_and_folder(options: argparse.Namespace) -> tuple[Run, str]:
         run = with_balance(run, options.class_weights, options.oversample)
         return override(run, dict(setting(text) for text in options.set)), f"runs/{run.name}"
     return find_run(options.recipe, options.data, options.set, options.resume)
+
+
+def with_lora(run: Run, rank: int, changes: Sequence[str]) -> Run:
+    """Return a run that trains adapters, with ten times its learning rate unless --set changes the rate."""
+    from anyformer.transforms.lora import LoRA
+
+    own_rate = any(change.startswith("optimizer.lr=") for change in changes)
+    optimizer = run.optimizer if own_rate else run.optimizer.replace(lr=10 * run.optimizer.lr)
+    return run.replace(lora=LoRA(rank=rank, alpha=2.0 * rank), optimizer=optimizer)
 
 
 def with_balance(run: Run, weights: str | None, oversample: bool) -> Run:

@@ -13,7 +13,6 @@ from anyformer.data.table import open_table
 from anyformer.evaluate import Evaluation
 from anyformer.objectives.objective import Objective, Predictions
 
-ANSWERS = frozenset(("label", "tags", "target", "answers"))  # columns of right answers, which become "wanted"
 TABLES = {".csv": ",", ".tsv": "\t"}  # suffix -> delimiter
 
 
@@ -24,11 +23,9 @@ def prediction_rows(evaluation: Evaluation) -> list[dict[str, Any]]:
     if answered is None:
         raise ValueError("there are no predictions to save: only the loss was computed; name a metric")
     examples, _ = evaluation.examples
-    inputs = [column for column in task.columns if column not in ANSWERS]
     rows = []
     for i, (example, predicted, wanted) in enumerate(zip(examples, answered.predicted, answered.wanted, strict=True)):
-        row: dict[str, Any] = {"row": evaluation.places[i]}
-        row |= {name: example[name] for name in inputs if isinstance(example[name], str | int | float | list | tuple)}
+        row = {"row": evaluation.places[i], **task.inputs_of(example)}
         row |= {"wanted": name_label(task, wanted), "predicted": name_label(task, predicted)}
         if task.metrics is not None and task.metrics.right is not None:
             row["right"] = bool(task.metrics.right(predicted, wanted))
@@ -47,7 +44,8 @@ def worst_mistakes(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows with wrong predictions, the most certain first. Numbers are ordered by their error."""
     if rows and "right" not in rows[0]:
         return sorted(rows, key=lambda row: -abs(row["predicted"] - row["wanted"]))
-    return sorted((row for row in rows if not row["right"]), key=lambda row: -row.get("score", 0.0))
+    wrong = ({name: value for name, value in row.items() if name != "right"} for row in rows if not row["right"])
+    return sorted(wrong, key=lambda row: -row.get("score", 0.0))
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:

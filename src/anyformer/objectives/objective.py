@@ -40,6 +40,7 @@ from anyformer.specs.part import Part
 
 Example = Mapping[str, Any]  # a raw example: column -> value
 Baseline = Literal["tokens", "labels"]  # whose counts give the loss that a model has to beat
+ANSWERS = frozenset(("label", "tags", "target", "answers"))  # columns of right answers
 PERPLEXITY = ("perplexity",)
 LOSS_METRICS = (*PERPLEXITY, "bits_per_byte")  # metrics that follow from the mean loss per token
 
@@ -145,6 +146,10 @@ class Objective(Part):
         """Fields for the `source` of the trained description: settings of labels that tasks need at inference."""
         return {}
 
+    def tokenizer_settings(self, tokenizer: Any) -> dict[str, Any]:
+        """Return settings of the tokenizer with which the trained model reads its inputs."""
+        return {}
+
     def write_settings(self, folder: Path) -> Path | None:
         """Write the settings that a model needs to read such examples, except the tokenizer. Return their folder."""
         return None
@@ -199,6 +204,11 @@ class Objective(Part):
     def predict(self, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Predictions:
         """Return predictions and right answers, if there are `metrics`. `records` has the records of each example."""
         raise TypeError(f"{type(self).__name__} has no metrics, so it makes no predictions")
+
+    def inputs_of(self, example: Example) -> dict[str, Any]:
+        """Return the inputs of an example that can be read in a table: its texts and numbers, without the answer."""
+        names = [name for name in self.columns if name not in ANSWERS]
+        return {name: example[name] for name in names if isinstance(example[name], str | int | float | list | tuple)}
 
     def target_bytes(self, example: Example) -> int:
         """Return the number of bytes of the text that is predicted."""

@@ -321,7 +321,7 @@ def choose_input_files(
 
 def tokenizer_settings(model: TransformerModule, objective: Objective, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return tokenizer settings that encode texts as in training: the truncation length, and token types for pairs."""
-    settings: dict[str, Any] = {}
+    settings = objective.tokenizer_settings(tokenizer)
     if objective.truncates is not None and objective.truncates != tokenizer.max_length:
         settings["model_max_length"] = objective.truncates
     embedding = model.spec.embedding

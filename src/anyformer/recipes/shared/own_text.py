@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from anyformer.data import CSV, TSV, Data, Held, JSONLines, Source, TextFiles, TrainedBPE, open_table
+from anyformer.data.conversations import conversations_in
 from anyformer.data.source import detect_encoding, known_encoding, lines
 from anyformer.models import position_limit
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.classify import Classify
-from anyformer.objectives.dialogue import Dialogue
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.multi_label import MultiLabel, split_labels
 from anyformer.objectives.objective import Objective
 from anyformer.objectives.permuted import Permuted
-from anyformer.recipes import dialogue, quickstart
+from anyformer.recipes import quickstart
 from anyformer.recipes.shared.encoder import small_bert, vocabulary
 from anyformer.recipes.shared.models import CLASSIFIER, with_labels, with_vocabulary
 from anyformer.specs.messages import nearest, shorten
 from anyformer.specs.part import walk
 from anyformer.stacks.two_streams import TwoStreams
 from anyformer.train.optim import AdamW, Linear
-from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run, description_of, model_of
+from anyformer.train.run import Batch, Evaluate, Keep, Run, description_of, model_of
 
 MOST_LABELS = 200
 TEXTS = ("text", "sentence", "content", "review", "document", "body")  # usual names of a text column
@@ -69,22 +69,25 @@ def from_table(
     in ten is held out. `tell` receives a line on how the file is read."""
     wanted = (*columns, *([label] if label else ()))
     source: Source = open_table(path, wanted, delimiter=delimiter, encoding=encoding, jsonl=jsonl)
-    known, problem = dict[str, None](), "it is empty"
+    known, problem, lists = dict[str, None](), "it is empty", set[bool]()
     first: Mapping[str, Any] | None = None
     for row in source.raw():
         problem = row.problem or problem
         if row.example is not None:
             first = first or row.example
             known.update(dict.fromkeys(row.example))
+            lists.add(isinstance(row.example.get(label or ""), list))
             if isinstance(source, CSV):  # the first line has all column names
                 break
     if first is None:
         raise ValueError(f"{path}: no row can be read ({problem})")
-    if label is None and not columns and "messages" in first:
-        return chat_run(source, path, model)
+    if label is None and not columns and (talks := conversations_in(source, first)) is not None:
+        from anyformer.recipes.shared.own_answers import answers_run
+
+        return answers_run(talks, path, model, tell)
     texts = text_columns(path, list(known), label, columns)
     named = {"text": texts[0], **({"pair": texts[1]} if len(texts) > 1 else {}), **({"label": label} if label else {})}
-    if separator is None and label is not None and isinstance(first.get(label), list):
+    if separator is None and label is not None and lists == {True}:
         separator = ","
     single = label is not None and separator is None
     source = source.replace(columns=named, required=("text", "label") if single else ("text",))
@@ -235,20 +238,6 @@ def text_run(data: Data, name: str, size: int, model: str | None, sample: str) -
     changed |= {"optimizer": AdamW(lr=5e-5 if new_vocabulary is None else 6e-4), "schedule": Linear(warmup=20)}
     changed |= {"vocabulary": new_vocabulary}
     return run.replace(**changed, evaluate=watch.replace(sample=sample or None if description.writes else None))
-
-
-def chat_run(source: Source, path: str, model: str | None) -> Run:
-    """Return a run that fine-tunes a chat model on a column of messages."""
-    given = None if model is None else model_of(model)
-    if not isinstance(given, Pretrained):
-        raise ValueError(f"{path} contains conversations: give a checkpoint with a chat template as --model")
-    length = min(position_limit(description_of(given)) or dialogue.LENGTH, dialogue.LENGTH)
-    return dialogue.run().replace(
-        name=name_of(path),
-        model=given,
-        objective=Dialogue(length=length),
-        data=Data(train=Held(source=source, one_in=10), valid=Held(source=source, one_in=10, out=True)),
-    )
 
 
 def classifier_run(data: Data, name: str, objective: Classify, rows: int, model: str | None) -> Run:
