@@ -172,20 +172,6 @@ def test_every_seed_counts() -> None:
     assert drawn["sinusoidal"] == [[1, 1.0], [4, 1.5]] and drawn["learned"] == [[1, 1.0]]  # not beyond length 1
 
 
-def test_pairs_of_sentences() -> None:
-    """Half of the pairs share a topic, as their label states."""
-    from anyformer_course.experiments.next_sentence import pairs
-    from anyformer_course.lab.made_up_language import Language
-
-    language, same = Language(words=3, topics=4), []
-    topics = {word: i for i, kinds in enumerate(language.lexicon) for words in kinds for word in words}
-    for row in pairs(language, 400):
-        first, second = ({topics[word] for word in row[side].split()[:-1]} for side in ("text", "pair"))
-        assert len(first) == len(second) == 1 and row["label"] == ("same" if first == second else "other")
-        same.append(row["label"] == "same")
-    assert 0.4 < sum(same) / len(same) < 0.6
-
-
 def test_a_training_that_diverges_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

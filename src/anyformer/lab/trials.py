@@ -55,6 +55,9 @@ class TrialGrid:
     ['bert-0', 'bert-1', 'gpt-0', 'gpt-1']
     >>> trials(width=16)[1].values
     {'kind': 'gpt', 'seed': 0, 'width': 16}
+    >>> trials = TrialGrid("{size}-{seed}", size="sizes", seed="seeds", where=lambda each: each["size"] > each["seed"])
+    >>> [trial.name for trial in trials(sizes=[1, 2], seeds=2)]
+    ['1-0', '2-0', '2-1']
 
     An axis is a sequence of values, or names the form's value that lists or counts them (default: one). The form's
     other values are part of every trial, and so is the result of `derive`, a function of a trial's values. If `where`

@@ -26,12 +26,12 @@ from anyformer_course.lab.runs import READER_SIZE, mean, reader
 
 CLAIM = (
     "if one text or the padding of a batch changes, outputs of the other texts change by at least 0.1 % with BatchNorm "
-    "in training, with every seed and batch size; with LayerNorm, and in evaluation, they do not change (at most 1e-9); "
-    "in small batches, a changed text changes more, and training differs more from evaluation"
+    "in training, with every seed and batch size; with LayerNorm, and in evaluation, they do not change (at most 1e-9)"
+    "; in small batches, a changed text changes more, and training differs more from evaluation"
 )
 FORMS = {
     "tiny": Form(0.1, 0.1, {"depth": 1, "width": 16, "batches": [2, 4], "seeds": 2}),
-    "full": Form(1, 0.5, {"depth": 6, "width": 64, "batches": [2, 8, 32, 128], "seeds": 8}),
+    "full": Form(1.5, 0.5, {"depth": 6, "width": 64, "batches": [2, 8, 32, 128], "seeds": 8}),
 }
 LENGTH, PADDING = 24, 8  # longest text, and columns of padding that are added
 WARMUP = 50  # batches that set BatchNorm's running statistics

@@ -106,7 +106,9 @@ def work(values: Values, place: Place) -> list[Row]:
 
 def scores(rows: Sequence[Row]) -> dict[str, list[float]]:
     """Return kind -> mean score over the tasks, one per seed."""
-    return {kind: [mean([row[task] for task in row["tuning"]]) for row in rows if row["kind"] == kind] for kind in KINDS}
+    return {
+        kind: [mean([row[task] for task in row["tuning"]]) for row in rows if row["kind"] == kind] for kind in KINDS
+    }
 
 
 def claim(rows: Sequence[Row]) -> Verdict:
@@ -116,7 +118,9 @@ def claim(rows: Sequence[Row]) -> Verdict:
     results: dict[str, float] = {}
     for kind in KINDS:
         group = [row for row in rows if row["kind"] == kind]
-        results |= {f"{task} ({METRICS[task]}), {kind}": mean([row[task] for row in group]) for task in rows[0]["tuning"]}
+        results |= {
+            f"{task} ({METRICS[task]}), {kind}": mean([row[task] for row in group]) for task in rows[0]["tuning"]
+        }
         results[f"FLOPs of pretraining, {kind}"] = float(group[0]["flops"])
     results |= {"gain of ELECTRA": mean(gains), "standard error of the gain": error}
     beat = all(mean(by_kind[kind]) > mean(by_kind["none"]) for kind in ("bert", "electra"))

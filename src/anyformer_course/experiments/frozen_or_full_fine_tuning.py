@@ -31,8 +31,8 @@ from anyformer_course.lab.tuning import (
 )
 
 CLAIM = (
-    "on each of five tasks, full fine-tuning has a higher mean test score over seeds than a frozen encoder; on at least "
-    "four tasks by more than one standard deviation of the seeds"
+    "on each of five tasks, full fine-tuning has a higher mean test score over seeds than a frozen encoder; on at "
+    "least four tasks by more than one standard deviation of the seeds"
 )
 STEPS = {"cola": 600, "mrpc": 350, "rte": 240, "stsb": 540, "sst2": 1000}  # about three epochs; SST-2: half an epoch
 FORMS = {

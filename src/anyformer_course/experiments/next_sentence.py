@@ -30,8 +30,8 @@ from anyformer_course.lab.runs import mean, reader
 from anyformer_course.lab.tuning import METRICS, check_folders, data_home, tune, tuning_run
 
 CLAIM = (
-    "after fine-tuning, the mean of WNUT-17's F1 and SST-2's accuracy, averaged over seeds, is at most 0.5 points lower "
-    "with either format without next-sentence prediction than with segment pairs, and lowest with sentence pairs"
+    "after fine-tuning, the mean of WNUT-17's F1 and SST-2's accuracy, averaged over seeds, is at most 0.5 points "
+    "lower with either format without next-sentence prediction than with segment pairs, and lowest with sentence pairs"
 )
 FORMS = {
     "tiny": Form(0.5, 0.1, {

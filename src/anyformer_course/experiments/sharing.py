@@ -1,9 +1,9 @@
 """Sharing: one layer that runs many times has fewer parameters, a higher loss, steadier outputs, and needs no dropout.
 
-A small encoder has separate layers or one shared layer (ALBERT); the shared layer is also trained with dropout. Measured
-are the loss of masked words, and ALBERT's own statistics: the L2 distance and the angle between the input and the
-output of each layer. In ALBERT these oscillate less from layer to layer than in BERT, and do not converge to 0 [Lan et
-al. 2020, figure 1]. The seeds are new: an earlier design was judged with the seeds 0 to 2.
+A small encoder has separate layers or one shared layer (ALBERT); the shared layer is also trained with dropout.
+Measured are the loss of masked words, and ALBERT's own statistics: the L2 distance and the angle between the input and
+the output of each layer. In ALBERT these oscillate less from layer to layer than in BERT, and do not converge to 0 [Lan
+et al. 2020, figure 1]. The seeds are new: an earlier design was judged with the seeds 0 to 2.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from anyformer.specs.codec import override
 from anyformer_course.lab.runs import WORDS, Language, held_out, mean, reader, texts
 
 CLAIM = (
-    "with every seed, the shared layer has fewer than half of the parameters, a higher loss, L2 distances of output from "
-    "input that change less from layer to layer and do not vanish, and a higher loss with dropout"
+    "with every seed, the shared layer has fewer than half of the parameters, a higher loss, L2 distances of output "
+    "from input that change less from layer to layer and do not vanish, and a higher loss with dropout"
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {"depth": 3, "width": 16, "steps": 2, "batch": 2, "texts": 100, "seeds": [3, 4]}),
     "small": Form(2, 0.5, {"depth": 4, "width": 32, "steps": 400, "batch": 16, "texts": 1000, "seeds": [3, 4, 5]}),
-    "full": Form(120, 3, {"depth": 12, "width": 128, "steps": 2000, "batch": 64, "texts": 20_000, "seeds": [3, 4, 5, 6]}),
+    "full": Form(
+        120, 3, {"depth": 12, "width": 128, "steps": 2000, "batch": 64, "texts": 20_000, "seeds": [3, 4, 5, 6]}
+    ),
 }
 LANGUAGE, LENGTH, DROPOUT = Language(words=2), 32, 0.1
 HIDDEN = 0.3  # share of masked words: with 0.15 a short training learns too little

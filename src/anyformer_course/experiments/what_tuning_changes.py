@@ -2,8 +2,9 @@
 
 Lecture 3, page 51, says that mainly the classifier is trained and the pretrained model changes minimally. MiniLM learns
 SST-2 (is a film review positive?) with a frozen encoder, with its last layer trained, or with all weights trained as in
-BERT [Devlin et al. 2019]. The classifier (BERT's pooler and the output layer) is always trained. Measured are the accuracy on the test reviews and how far the weights of every part move,
-relative to their norm. Each kind of training has two learning rates; the validation reviews choose one.
+BERT [Devlin et al. 2019]. The classifier (BERT's pooler and the output layer) is always trained. Measured are the
+accuracy on the test reviews and how far the weights of every part move, relative to their norm. Each kind of training
+has two learning rates; the validation reviews choose one.
 
 Full form: `--data FOLDER` with glue_sst2 and MiniLM (minilm or demo/minilm, see `anyformer fetch demo`)."""
 

@@ -79,7 +79,7 @@ def tuning_run(
     seed: int = 0,
     freeze: tuple[str, ...] = (),
 ) -> Run:
-    """Return a run that fine-tunes an encoder for a task. `model.architecture` is the prefix of its family's classes."""
+    """Return a run that fine-tunes an encoder for a task. `model.architecture` is a prefix of classes: Bert."""
     settings: dict[str, Any] = {
         "optimizer": AdamW(lr=lr, betas=(0.9, 0.999), weight_decay=0.01),
         "schedule": Linear(warmup=max(steps // 10, 1)),
