@@ -357,7 +357,8 @@ def test_batches_train_for_equal_seconds(tmp_path: Path, monkeypatch: pytest.Mon
             timed.append(run.batch.examples)
             return SimpleNamespace(folder=run.batch.examples, scores={"loss": 1.0})
 
-    lines = [{"step": i, "loss": 1.0, "seconds": 9 + i} for i in range(8)]  # slow first steps do not count
+    clock = (3, 6, 9, 12, 13, 14, 15, 16)  # slow first steps do not count
+    lines = [{"step": i, "loss": 1.0, "seconds": seconds} for i, seconds in enumerate(clock)]
     monkeypatch.setattr(batch_size, "read_metrics", lambda size: [
         {**line, "seconds": line["seconds"] * size / 8} for line in lines
     ])  # fmt: skip

@@ -135,7 +135,7 @@ def plot(rows: Sequence[Row]) -> Any:
             shown["batch norm, training against evaluation"] = gaps(rows)
         for number, (name, by_batch) in enumerate(shown.items()):
             points = [max(mean(each), 1e-17) for each in by_batch.values()]  # exactly 0 is not on a log scale
-            axis.plot([*by_batch], points, marker="o", label=name, color=f"C{number}")
+            axis.plot([*by_batch], points, "o-", markersize=12 - 2 * number, label=name, color=f"C{number}")
         title = {"text": "one text changes", "padding": "the padding changes"}[change]
         axis.set(xscale="log", yscale="log", xlabel="texts per batch", title=f"change of the other texts if {title}")
         axis.legend(frameon=False, fontsize=7)
