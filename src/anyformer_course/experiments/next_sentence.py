@@ -44,6 +44,7 @@ FORMS = {
     }),
 }  # fmt: skip
 LENGTH, TUNING_RATE, MARGIN = 128, 1e-4, 0.005
+POSITIONS = 256  # the longest message of WNUT-17 has more than LENGTH tokens
 TEXTS = ("wikitext", "squad", "scitldr")  # documents of several sentences
 FORMATS = {  # mean number of tokens of an input in TEXTS; shorter inputs have larger batches, as in RoBERTa
     "segment pairs with NSP": 116,
@@ -92,7 +93,7 @@ def work(values: Values, place: Place) -> list[Row]:
     architecture = "BertForPreTraining" if "NSP" in name else "BertForMaskedLM"
     run = training_run(
         "format",
-        reader("bert", architecture, values["width"], values["depth"], 4, LENGTH, vocab_size=vocab),
+        reader("bert", architecture, values["width"], values["depth"], 4, POSITIONS, vocab_size=vocab),
         document_data(place, None if values.get("made up") else home, TEXTS),
         place.device,
         steps=values["steps"],

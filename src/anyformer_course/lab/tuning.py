@@ -48,9 +48,19 @@ def published_encoder(values: Values, place: Place) -> str:
     if not values.get("made up"):
         return first_of(f"{home}/all-MiniLM-L6-v2", f"{home}/minilm", f"{home}/demo/minilm")
     spec = reader("bert", "BertForMaskedLM", 16, 2, 2, LENGTH, vocab_size=200)
-    sizes = {"steps": 1, "batch": 2, "length": LENGTH, "lr": 1e-4}
-    words = {"objective": Masked(), "vocabulary": TrainedWordPiece(size=200)}
-    place.train(training_run("start", spec, document_data(place, None), place.device, **sizes, **words), name="start")
+    run = training_run(
+        "start",
+        spec,
+        document_data(place, None),
+        place.device,
+        steps=1,
+        batch=2,
+        length=LENGTH,
+        lr=1e-4,
+        objective=Masked(),
+        vocabulary=TrainedWordPiece(size=200),
+    )
+    place.train(run, name="start")
     return str(place.folder / "start")
 
 
