@@ -92,6 +92,8 @@ def lab(records: list[Record]) -> Iterator[str]:
         yield text
     for record in records:
         parts = [f"It does not hold. Why, we think: {record['why']}"] if record["why"] else []
+        if judged_run(record) is None:
+            parts = [f"Not judged yet: {record['lecture']}."]
         parts = [wrap(part) for part in (*record["notes"], *parts)]
         if record["plot"]:
             parts.append(f"![{record['plot']['shows']}](plots/{record['plot']['file']})")

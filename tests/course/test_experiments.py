@@ -31,7 +31,6 @@ from anyformer_course.experiments import (
     in_context_regression,
     induction_heads,
     modifications,
-    next_sentence,
     norm_placement,
     positions,
     speed_and_quality,
@@ -153,26 +152,6 @@ def test_places_are_told_apart_where_one_head_does(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(positions, "build", with_a_flat_head)
     assert positions.properties(positions.model_spec("bucketed", 32, 1, 8), 8)["unique"]
-
-
-def test_sentences_are_told_apart_in_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs: list[Any] = []
-
-    class Untrained(Place):
-        def train(self, run: Any, *callbacks: Any, name: str = "run") -> Any:
-            runs.append(run)
-            return SimpleNamespace(scores={"accuracy": 0.75})
-
-    monkeypatch.setattr(next_sentence, "masked_loss", lambda trainer: 1.5)
-    trial = next_sentence.trials(**next_sentence.FORMS["tiny"].values)[0]
-    rows = next_sentence.work(trial.values, Untrained(tmp_path / "trial", tmp_path / "shared", "cpu"))
-    assert rows == [{"masked": 1.5, "accuracy": 0.75}]
-    pretrained, tuned = runs
-    keep = pretrained.keep  # only the last checkpoint
-    assert (keep.every, keep.last, keep.best) == (pretrained.steps, 1, False)
-    assert tuned.objective.pair and tuned.objective.labels == next_sentence.LABELS
-    assert tuned.optimizer.lr == pytest.approx(pretrained.optimizer.lr / 3)
-    assert tuned.model.path == str(tmp_path / "trial/pretrained")
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(3, 1), (1500, 75)])

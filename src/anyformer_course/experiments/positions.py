@@ -20,7 +20,7 @@ from torch import Tensor
 from anyformer.counting import count
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.training import training_run
-from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.look.trace import trace
 from anyformer.models import Model
@@ -56,32 +56,13 @@ GRID = {"learned": "AxialLearned", "sinusoidal": "Sinusoidal2D", "rope": "AxialR
 ADDED = ("learned", "sinusoidal", "integer", "binary", "concatenated")
 SCHEMES = ("none", *ADDED, "rope", "alibi", "bucketed", "shaw", "transformer-xl")
 JUDGED = ("sinusoidal", "alibi")  # the claim is about their losses, so they have several seeds
-
-
-def trials(
-    depth: int,
-    width: int,
-    steps: int,
-    batch: int,
-    length: int,
-    text: str,
-    data: str | None = None,
-    seeds: int = 1,
-) -> list[Trial]:
-    same = {
-        "depth": depth,
-        "width": width,
-        "steps": steps,
-        "batch": batch,
-        "length": length,
-        "text": text,
-        "data": data,
-    }
-    return [
-        Trial(f"{scheme}-{seed}", {"scheme": scheme, **same, "seed": seed})
-        for scheme in SCHEMES
-        for seed in range(seeds if scheme in JUDGED else 1)
-    ]
+trials = TrialGrid(
+    "{scheme}-{seed}",
+    data=True,
+    scheme=SCHEMES,
+    seed="seeds",
+    where=lambda each: each["scheme"] in JUDGED or not each["seed"],
+)
 
 
 def model_spec(scheme: str, width: int, depth: int, length: int) -> Model:
