@@ -4,7 +4,7 @@ The router sends every token to one expert, weighted by its softmax. An expert a
 of the tokens of a batch; the layer skips the other tokens. An extra loss balances the experts [Fedus et al. 2021]. The
 experiment `experts` has no capacity and a sigmoid. More experts can only help if there is more to learn than the
 weights of one expert can store, and if it has parts to specialise in. So the texts are in up to 64 made-up languages,
-and in each the next letter depends on the last two tokens: a language has 289 rules.
+and in each the next letter depends on the last two tokens: a language has up to 289 rules.
 """
 
 from __future__ import annotations
