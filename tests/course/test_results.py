@@ -31,7 +31,10 @@ def test_files(name: str) -> None:
         sentence = run["figure"].replace("**", "")
         assert sentence.startswith(run["verdict"] or "no verdict"), "the sentence and the verdict agree"
     judged = results.judged_run(record)
-    assert judged is not None and judged["form"] != "tiny" and judged["figures"]
+    if judged is None:  # its design is new: a run of the full form follows
+        assert not record["why"] and not record["plot"]
+        return
+    assert judged["form"] != "tiny" and judged["figures"]
     assert bool(record["why"]) == (judged["verdict"] == "does not hold"), (
         "why is said if, and only if, it does not hold"
     )

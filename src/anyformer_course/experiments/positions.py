@@ -24,7 +24,7 @@ from torch import Tensor
 from anyformer.counting import count
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.training import training_run
-from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.look.trace import trace
 from anyformer.models import Model
@@ -61,32 +61,13 @@ ADDED = ("learned", "sinusoidal", "integer", "binary", "concatenated")
 SCHEMES = ("none", *ADDED, "rope", "alibi", "bucketed", "shaw", "transformer-xl")
 FAILS = ("learned", "sinusoidal", "rope")  # by the claim they lose much on longer texts
 COMPARED = ("none", "alibi", *FAILS)  # these have several seeds
-
-
-def trials(
-    depth: int,
-    width: int,
-    steps: int,
-    batch: int,
-    length: int,
-    text: str,
-    data: str | None = None,
-    seeds: int = 1,
-) -> list[Trial]:
-    same = {
-        "depth": depth,
-        "width": width,
-        "steps": steps,
-        "batch": batch,
-        "length": length,
-        "text": text,
-        "data": data,
-    }
-    return [
-        Trial(f"{scheme}-{seed}", {"scheme": scheme, **same, "seed": seed})
-        for scheme in SCHEMES
-        for seed in range(seeds if scheme in COMPARED else 1)
-    ]
+trials = TrialGrid(
+    "{scheme}-{seed}",
+    data=True,
+    scheme=SCHEMES,
+    seed="seeds",
+    where=lambda each: each["scheme"] in COMPARED or not each["seed"],
+)
 
 
 def model_spec(scheme: str, width: int, depth: int, length: int, table: int | None = None) -> Model:
