@@ -337,7 +337,7 @@ def test_a_law_predicts_a_run_of_eight_times_the_compute(wrong: dict[str, float]
     sizes = [(N, D) for N in (1e5, 2e5, 4e5, 8e5) for D in (1e6, 2e6, 4e6)]
     largest = (32e5, 4e6 * wrong.get("ahead", 8.8) / 4)
     rows = [{"trial": f"{N}-{D}-{seed}", "seed": seed, "parameters": N, "tokens": D, "flops": 6 * N * D, "step": 1,
-             "steps": 1, "loss": law(N, D) * (wrong.get("error", 1.0) if (N, D) == largest and seed == 2 else 1)}
+             "steps": 1, "loss": law(N, D) * (wrong.get("error", 1.0) if largest == (N, D) and seed == 2 else 1)}
             for N, D in [*sizes, largest] for seed in SEEDS]  # fmt: skip
     verdict = scaling_laws.claim(rows)
     assert verdict.holds is holds

@@ -16,7 +16,6 @@ import torch
 
 from anyformer.data import PythonDocs, Words
 from anyformer.lab.trials import Place
-from anyformer.look.trace import trace
 from anyformer.models.construct import build
 from anyformer.objectives.tag import Tag
 from anyformer.specs.codec import kinds
@@ -323,7 +322,8 @@ def test_emergence_is_a_step_where_the_loss_has_none(
 def test_emergence_is_seen_with_most_seeds(sudden: int, holds: bool) -> None:
     """Exact answers have the larger step in the mean, but not with every seed."""
     rows = [{"width": 4 * 2**i, "parameters": 10**i, "seed": seed, "digit": 0.5, "loss": 3.0 - i,
-             "answers": (0.0, 0.0 if seed < sudden else 0.45, 0.9)[i]} for i in range(3) for seed in range(8)]  # fmt: skip
+             "answers": (0.0, 0.0 if seed < sudden else 0.45, 0.9)[i]}
+            for i in range(3) for seed in range(8)]  # fmt: skip
     rows = [row | {"loss": 1.9} if row["seed"] >= sudden and row["width"] == 8 else row for row in rows]
     verdict = emergence.claim(rows)
     assert verdict.holds is holds
