@@ -109,8 +109,9 @@ def train(model: TransformerModule, painter: Painter, scenes: Tensor, values: Va
         while len(order) < batch:
             order = torch.cat((order, torch.randperm(len(scenes), generator=random)))
         chosen, order = scenes[order[:batch].to(scenes.device)], order[batch:]
+        pictures = painter.draw(chosen)
         with torch.autocast(device.partition(":")[0], torch.bfloat16, enabled=device.startswith("cuda")):
-            logits = model(painter.draw(chosen)).logits
+            logits = model(pictures).logits
         torch.nn.functional.cross_entropy(logits.float(), painter.labels(chosen)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -4,9 +4,9 @@ Linformer's argument is that attention is nearly a matrix of low rank [Wang et a
 tokens is a quarter]. An encoder learns to fill masked letters. Then every attention map of every layer is replaced by
 its best approximation of rank r, and the loss on masked letters of held-out texts is measured, without any training.
 Two controls use the same trained model. "shuffled" shuffles the entries of every row before the approximation and puts
-them back after it: the weights are the same, but rows no longer share a structure. Rank 0 is no attention at all, so it
+them back after it: the weights are the same, but rows no longer share a structure. Rank 0 removes attention, so it
 shows how much the model uses attention. The singular values of the maps are also compared with the maps of an untrained
-model, whose rank is about as low: a low rank alone is not a sign of learning.
+model, whose rank is about as low: a low rank by itself is not a sign of learning.
 """
 
 from __future__ import annotations

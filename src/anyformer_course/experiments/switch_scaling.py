@@ -46,7 +46,7 @@ FORMS = {
     }),
     "full": Form(240, 3, {
         "depth": 2, "width": 128, "steps": 2500, "batch": 128, "experts": [1, 4, 16, 64], "languages": 64,
-        "texts": 60000, "seeds": 3,
+        "texts": 40000, "seeds": 3,
     }),
 }  # fmt: skip
 LETTERS, FOLLOWERS, TEXT = 16, 2, 400  # letters per language; possible next letters of two tokens; tokens per text

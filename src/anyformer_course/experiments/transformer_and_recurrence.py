@@ -46,6 +46,7 @@ FORMS = {
 KINDS: dict[str, Any] = {"transformer": None, "lstm": LSTM(), "gru": GRU()}
 DEPTH, HEADS, ASKED = 2, 4, 256
 NEAR, SOLVED = 2, 0.95  # number of shortest distances, and the accuracy at which they are solved
+MOST_TEXTS = 200_000  # different texts for training; far more than a model could memorize
 LOOKS = 30  # evaluations of the shortest distances during training
 
 
@@ -71,7 +72,8 @@ def work(values: Values, place: Place) -> list[Row]:
     if "lengths" in values:
         return [cost(values["kind"], values["width"], length, place.device) for length in values["lengths"]]
     shape = values["size"], values["letters"]
-    texts, length = partial(palindromes, values["steps"] * values["batch"], *shape, seed=0), 2 * values["size"] + 1
+    number = min(values["steps"] * values["batch"], MOST_TEXTS)
+    texts, length = partial(palindromes, number, *shape, seed=0), 2 * values["size"] + 1
     spec = model_spec(values["kind"], values["width"], row_length(length))
     asked = palindromes(ASKED, *shape, seed=1)
     watch = Watch(asked, max(values["steps"] // LOOKS, 1))
