@@ -325,8 +325,8 @@ def test_a_scene_is_one_picture() -> None:
     assert (sizes[:, 0] > sizes[:, 1:].amax(1)).all()
     for number, (name, mask) in enumerate(drawings.SHAPES.items()):
         x, y, size, turn = 0.3, -0.2, 0.5, 0.0 if name in ("heart", "circle", "ring") else 0.4
-        values = (torch.tensor([each]) for each in (x, y, size, turn))
-        drawn = painter.place(torch.tensor([number]), *values, side=drawings.SIDE * drawings.FINER)[0, 0]
+        values = torch.tensor([[float(number), x, y, size, turn]]).unbind(-1)
+        drawn = painter.place(values[0].long(), *values[1:], drawings.SIDE * drawings.FINER)[0, 0]
         assert (drawn - torch.from_numpy(mask(x, y, size, turn)).float()).abs().mean() < 0.01, name
 
 

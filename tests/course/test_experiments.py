@@ -454,8 +454,9 @@ def mixer_rows(**changes: dict[str, float]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("wrong", "holds"), [
-    ({}, True), ({"full": {"recall": 0.9}}, False),  # with one seed full attention is not trained
-    ({"full": {"recall": 0.96}}, False),  # with one seed a cheaper mixer recalls more
+    ({}, True), ({"full": {"recall": 0.96}}, False),  # with one seed a cheaper mixer recalls more
+    ({name.replace("-", "_"): {"recall": 0.94 if name == "full" else 0.5} for name in speed_and_quality.MIXERS},
+     False),  # with one seed full attention is ahead but not trained
     ({name: {"recall": 2.0} for name in ("window",)}, False),
     ({name.replace("-", "_"): {"loss": 2.0} for name in speed_and_quality.MIXERS[1:9]}, False),
 ])  # fmt: skip
