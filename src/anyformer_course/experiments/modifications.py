@@ -12,7 +12,6 @@ If `tuning` is not 0, each row is then fine-tuned on the task of `lab/function_t
 from __future__ import annotations
 
 import re
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,10 @@ from anyformer.specs.codec import override
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.progress import read_metrics
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
-from anyformer.train.trainer import Callback, StepResult, Trainer
 from anyformer_course.lab.function_task import ANSWER, functions, share_right, vocabulary
 from anyformer_course.lab.narang_changes import TableSize
 from anyformer_course.lab.narang_table import ROWS, row_named
+from anyformer_course.lab.runs import StepTimes
 
 CLAIM = (
     "after the same number of steps, fewer than half of the modifications have a held-out loss below the vanilla "
@@ -115,20 +114,6 @@ def work(values: Values, place: Place) -> list[Row]:
     }
     row["parameters"] = sum(p.numel() for p in trainer.model.parameters())
     return [row if not values["tuning"] else {**row, **fine_tune(run, trainer.folder, values, place)}]
-
-
-class StepTimes(Callback):
-    """Measures the median time of a training step."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    def on_step(self, trainer: Trainer, result: StepResult) -> None:
-        self.seconds.append(result.seconds)
-
-    @property
-    def per_second(self) -> float:
-        return 1 / max(statistics.median(self.seconds), 1e-9)
 
 
 def texts(path: str | None, library: bool = True) -> Source:
