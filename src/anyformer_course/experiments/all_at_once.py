@@ -36,7 +36,7 @@ CLAIM = (
 FORMS = {
     "tiny": Form(0.1, 0.1, {"width": 16, "depth": 1, "batch": 1, "lengths": [8, 16], "longest": 16, "seeds": 1}),
     "small": Form(1, 0.5, {
-        "width": 64, "depth": 2, "batch": 4, "lengths": [32, 64, 128, 256], "longest": 128, "seeds": 3
+        "width": 64, "depth": 1, "batch": 4, "lengths": [32, 64, 128, 256], "longest": 64, "seeds": 2
     }),
     "full": Form(20, 2.5, {
         "width": 512, "depth": 6, "batch": 8, "lengths": [128, 256, 512, 1024, 2048], "longest": 512, "seeds": 3

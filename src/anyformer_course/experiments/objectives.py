@@ -46,7 +46,7 @@ FORMS = {
     ),
     "small": Form(
         3, 1,
-        {"width": 48, "depth": 2, "tokens": 1024, "steps": 200, "tuning": 100, "batch": 8, "length": 64,
+        {"width": 48, "depth": 2, "tokens": 1024, "steps": 150, "tuning": 75, "batch": 8, "length": 64,
          "library": False, "seeds": 2},
     ),
     "full": Form(
