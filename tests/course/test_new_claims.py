@@ -162,14 +162,17 @@ def test_networks_take_as_many_operations() -> None:
 
 
 def test_masked_models_write_at_the_first_mask() -> None:
-    """A model that counts up from the last visible token writes 3, 4, 5 after 1, 2 in every way."""
+    """A model that counts up, at the first mask or else at the last token, writes 3, 4, 5 after 1, 2 in every way."""
     mask, prompt, draw = 9, torch.tensor([[1, 2]]), torch.Generator().manual_seed(0)
     seen: list[list[int]] = []
 
     def scores(ids: torch.Tensor) -> torch.Tensor:
-        seen.append(ids[0].tolist())
-        last = ids.where(ids != mask, -1).amax(1, keepdim=True).expand_as(ids)
-        return 1e4 * torch.nn.functional.one_hot((last + 1) % 10, 10).float()
+        row = ids[0].tolist()
+        seen.append(row)
+        at = row.index(mask) if mask in row else len(row) - 1
+        predictions = torch.zeros_like(ids)
+        predictions[0, at] = max(token for token in row if token != mask) + 1
+        return 1e4 * torch.nn.functional.one_hot(predictions, 10).float()
 
     for options, first in (((), [1, 2]), ((mask,), [1, 2, 9]), ((mask, True), [1, 2, 9, 9, 9])):
         seen.clear()
