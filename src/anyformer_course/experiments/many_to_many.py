@@ -23,7 +23,10 @@ from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.training import training_run
 from anyformer.lab.trials import Place, Row, TrialGrid, Values, write
 from anyformer.look import figures
+from anyformer.models import Model
 from anyformer.objectives.translate import Translate
+from anyformer.parts.position.absolute import Sinusoidal
+from anyformer.specs.codec import override
 from anyformer.train.trainer import Trainer
 from anyformer_course.lab.language_family import ENGLISH, LanguageFamily, ask, word_accuracy
 from anyformer_course.lab.narang_changes import TableSize, vanilla
@@ -32,7 +35,7 @@ from anyformer_course.lab.runs import mean
 CLAIM = (
     "if English expresses everything, then with every seed the many-to-many model has more right words between other "
     "languages than the English-centric model has, directly or through English, and at most 2 points fewer in "
-    "directions with English"
+    "directions with English; as a control, the English-centric model has learned: at least 80 % with English"
 )
 FORMS = {
     "tiny": Form(
@@ -40,13 +43,13 @@ FORMS = {
         {"languages": 3, "concepts": 6, "pairs": 60, "width": 24, "depth": 1, "steps": 2, "batch": 4, "asked": 1},
     ),
     "small": Form(
-        3, 1,
-        {"languages": 4, "concepts": 12, "pairs": 4000, "width": 48, "depth": 1, "steps": 500, "batch": 32,
+        6, 1,
+        {"languages": 4, "concepts": 12, "pairs": 4000, "width": 48, "depth": 2, "steps": 1500, "batch": 32,
          "asked": 8, "seeds": 2},
     ),
     "full": Form(
         240, 3,
-        {"languages": 6, "concepts": 120, "pairs": 60000, "width": 192, "depth": 3, "steps": 2500, "batch": 128,
+        {"languages": 6, "concepts": 120, "pairs": 60000, "width": 192, "depth": 3, "steps": 4000, "batch": 128,
          "asked": 20, "seeds": 3},
     ),
 }  # fmt: skip
@@ -68,8 +71,9 @@ def work(values: Values, place: Place) -> list[Row]:
         vocabulary=languages.languages * (languages.concepts + 1) + len(WORDS.special), length=16,
     )  # fmt: skip
     run = training_run(
-        "languages", vanilla(size), pairs(values, place), place.device, steps=values["steps"], batch=batch, length=16,
-        lr=min(0.1 / width, 2e-3), objective=Translate(smoothing=0.0), vocabulary=WORDS, seed=values["seed"],
+        "languages", model_spec(size), pairs(values, place), place.device, steps=values["steps"], batch=batch,
+        length=16, lr=min(0.15 / width, 3e-3), objective=Translate(smoothing=0.0), vocabulary=WORDS,
+        seed=values["seed"],
     )  # fmt: skip
     trainer = place.train(run)
     ways = {"direct": translate}
@@ -89,6 +93,13 @@ def work(values: Values, place: Place) -> list[Row]:
                 exact = mean([float(each == 1) for each in right])
                 rows.append({"directions": group, "way": way, "words": mean(right), "sentences": exact})
     return rows
+
+
+def model_spec(size: TableSize) -> Model:
+    """Return an encoder-decoder with sinusoids: a language's word order is about places in a sentence, which the
+    baseline's relative positions do not tell to cross-attention."""
+    position = Sinusoidal(length=2 * size.length)
+    return override(vanilla(size), {"embedding.position": position, "decoder_embedding.position": position})
 
 
 def pairs(values: Values, place: Place) -> Data:
@@ -153,7 +164,10 @@ def claim(rows: Sequence[Row]) -> Verdict:
         for (english, kind, group, way), each in shares.items()
     }
     gap = min(a - c for a, c in zip(many, pivot, strict=True))
-    return Verdict(ahead and close, {**figures, "many-to-many minus through English, smallest of all seeds": gap})
+    learned = min(centric) >= 0.8
+    return Verdict(
+        ahead and close and learned, {**figures, "many-to-many minus through English, smallest of all seeds": gap}
+    )
 
 
 def plot(rows: Sequence[Row]) -> Any:
