@@ -42,13 +42,13 @@ FORMS = {
         {"width": 16, "depth": 1, "steps": 2, "batch": 2, "prompt": 8, "new": 8, "number": 4, "text": "made-up"},
     ),
     "small": Form(
-        3, 1,
-        {"width": 64, "depth": 2, "steps": 300, "batch": 16, "prompt": 24, "new": 40, "number": 32, "text": "made-up",
+        5, 1,
+        {"width": 64, "depth": 2, "steps": 1000, "batch": 16, "prompt": 24, "new": 40, "number": 32, "text": "made-up",
          "seeds": 2},
     ),
     "full": Form(
         240, 3,
-        {"width": 256, "depth": 6, "steps": 3000, "batch": 128, "prompt": 64, "new": 64, "number": 256,
+        {"width": 256, "depth": 4, "steps": 5000, "batch": 64, "prompt": 64, "new": 64, "number": 256,
          "text": "library", "seeds": 4},
     ),
 }  # fmt: skip
