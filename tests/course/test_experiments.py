@@ -489,10 +489,9 @@ def test_errors_are_drawn_beside_those_of_bayes() -> None:
 
 def test_ranks_are_drawn_from_the_first_on() -> None:
     names = [row.name for row in ROWS[:4]]
-    rows = [{"row": name, "early": float(-i), "final": float(i)} for i, name in enumerate(names)]
-    early, final = modifications.plot(rows).axes
+    rows = [{"row": name, "final": float(i), "steps per second": 2.0} for i, name in enumerate(names)]
+    final = modifications.plot([*rows, {**rows[0], "seed": 1}]).axes[2]
     assert final.collections[0].get_offsets()[:, 1].tolist() == [1, 2, 3, 4]
-    assert early.collections[0].get_offsets()[:, 1].tolist() == [4, 3, 2, 1]
     assert [text.get_text() for text in final.texts] == names
     assert [text.xy for text in final.texts] == [tuple(at) for at in final.collections[0].get_offsets().tolist()]
     papers = [row_named(name).final_loss for name in names]
