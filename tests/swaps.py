@@ -46,7 +46,7 @@ MASKS: dict[str, dict[str, Any]] = {
 TAPS = {"kind": "Convolved", "width": 8}
 OPS: dict[str, dict[str, Any]] = {
     "Attention": {"num_heads": 4}, "BlockAttention": {"num_heads": 4, "size": 4},
-    "CompressedAttention": {"num_heads": 4}, "LatentAttention": {
+    "JointNormAttention": {"num_heads": 4}, "CompressedAttention": {"num_heads": 4}, "LatentAttention": {
         "num_heads": 4, "rank": 6, "head_width": 4, "rotary_width": 4, "value_width": 4, "position": {"kind": "Rope"},
         "mask": {"kind": "Causal"},
     },

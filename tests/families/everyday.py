@@ -34,6 +34,7 @@ STANDS_FOR: dict[str, str] = {
     "BloomForCausalLM": "ALiBi",
     "GPTNeoXForCausalLM-linear": "parallel branches, linear scaling",
     "GPTNeoXForCausalLM-dynamic": "dynamic scaling",
+    "Olmo2ForCausalLM-odd": "queries and keys normalised across heads, norm after the branch",
     "OPTForCausalLM": "positions that count real tokens",
     "SwitchTransformersForConditionalGeneration": "one expert per token",
     "FSMTModel": "decoder output over a vocabulary without a head",

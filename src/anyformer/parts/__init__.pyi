@@ -59,6 +59,7 @@ from anyformer.parts.attention.attention import Attention as Attention
 from anyformer.parts.attention.bahdanau import AdditiveAttention as AdditiveAttention
 from anyformer.parts.attention.big_bird import BlockSparseAttention as BlockSparseAttention
 from anyformer.parts.attention.deberta import DebertaAttention as DebertaAttention
+from anyformer.parts.attention.joint_norm import JointNormAttention as JointNormAttention
 from anyformer.parts.attention.latent import LatentAttention as LatentAttention
 from anyformer.parts.attention.linear import EluFeatures as EluFeatures, Features as Features, LinearAttention as LinearAttention, LinformerAttention as LinformerAttention, OrthogonalRows as OrthogonalRows, Projections as Projections, RandomFeatures as RandomFeatures, SoftmaxFeatures as SoftmaxFeatures
 from anyformer.parts.attention.local_chunks import ChunkAttention as ChunkAttention
