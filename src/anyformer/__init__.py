@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from anyformer.counting import count
     from anyformer.drawing import draw
     from anyformer.evaluate.part_checks import check
+    from anyformer.families import register
     from anyformer.generation import generate
     from anyformer.inputs.processor import processor
     from anyformer.look.trace import trace
@@ -45,6 +46,7 @@ _PUBLIC = {
     "look": "anyformer.look",
     "lora": "anyformer.transforms.lora",
     "adapters": "anyformer.transforms.adapters",
+    "register": "anyformer.families",
 }
 
 # functions that lower layers offer as methods, or need for one file format
@@ -60,7 +62,7 @@ register_service("transcribe", "anyformer.tasks.each.transcribe")
 
 __all__ = [
     "__version__", "build", "check", "count", "draw", "generate", "load", "look", "lora", "override", "parts",
-    "processor", "save", "spec", "tasks", "trace",
+    "processor", "register", "save", "spec", "tasks", "trace",
 ]  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from anyformer.models import Model, TransformerModule
 from anyformer.models.construct import skeleton
 from anyformer.parts.base import HasDepth
 from anyformer.parts.fused_linear import Concatenable, added_weights
+from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.init import initialise
 from anyformer.specs.codec import FORMAT, encode, from_json
 from anyformer.specs.messages import nearest, quote, shorten
@@ -119,6 +120,8 @@ class LoadOptions(TypedDict, total=False):
     architecture: str | None
     weights: Path | None
     base: str | Path | None
+    num_labels: int | None
+    labels: Sequence[str] | None
 
 
 @overload
@@ -142,6 +145,8 @@ def load(
     architecture: str | None = None,
     weights: Path | None = None,
     base: str | Path | None = None,
+    num_labels: int | None = None,
+    labels: Sequence[str] | None = None,
 ) -> TransformerModule | tuple[TransformerModule, Report]:
     """Load a model from a folder or hub id, in eval mode. With strict=False, return (model, Report) even if
     tensors do not fit.
@@ -149,6 +154,12 @@ def load(
     dtype "auto" is the dtype in the config, or else the checkpoint's; device "auto" is a GPU if there is one.
     `architecture` overrides the published class in the config; `weights` is the folder of the weights, if they
     are not in the model's. An adapter folder is loaded on top of its base model: `base`, or the model that it names.
+
+    `labels`, or their number, gives the model a new classification head with random weights, which `model.fresh` lists.
+    Its class is `architecture`, or the family's class for texts, images or recordings. A trained head of the same class
+    and number of labels keeps its weights.
+
+    >>> af.load("google-bert/bert-base-uncased", labels=["good", "bad"])  # doctest: +SKIP
     """
     where = hardware.device(device)
     folder = hub.resolve(name, offline=offline, revision=revision)
@@ -158,10 +169,62 @@ def load(
         return model if strict else (model, report)
     if base is not None:
         raise ValueError(f"base= is only for adapters, but {folder} is a whole model")
+    if labels is not None or num_labels is not None:
+        names = label_names(labels, num_labels)
+        spec = with_new_head(read_spec(folder, None, weights), architecture, names)
+        model, report = load_with_head(spec, folder, dtype=dtype, device=where, weights=weights)
+        model.origin = str(name)
+        return model if strict else (model, report)
     spec = read_spec(folder, architecture, weights)
     model, report = load_as(spec, folder, dtype=dtype, device=where, strict=strict, weights=weights)
     model.origin = str(name)
     return model if strict else (model, report)
+
+
+CLASSIFIERS = ("ForSequenceClassification", "ForImageClassification", "ForAudioClassification")
+
+
+def label_names(labels: Sequence[str] | None, num_labels: int | None) -> tuple[str, ...]:
+    """Return the names of labels; by default LABEL_0, LABEL_1, ..., as in transformers."""
+    if labels is None:
+        names = tuple(f"LABEL_{i}" for i in range(num_labels or 0))
+    elif isinstance(labels, str):
+        raise ValueError(f"labels is a text; write labels=[{labels!r}, ...]")
+    else:
+        names = tuple(map(str, labels))
+    if not names or len(set(names)) < len(names) or num_labels not in (None, len(names)):
+        raise ValueError(f"labels: {len(names)} names, num_labels={num_labels}; give one or more different names")
+    return names
+
+
+def with_new_head(spec: Model, architecture: str | None, labels: tuple[str, ...]) -> Model:
+    """Return the description of another class of the family, with these labels if there are any."""
+    if not spec.family:
+        raise ValueError("this model does not belong to a published family, so it has no other heads")
+    family = families.find(spec.family)
+    if architecture is None and spec.labels and isinstance(spec.head, ClassifyHead):
+        architecture = spec.architecture
+    if architecture is None:
+        found = (name for ending in CLASSIFIERS for name in family.architectures if name.endswith(ending))
+        architecture = next(found, None)
+    if architecture is None:
+        raise ValueError(f"{spec.family} has no class that classifies; name one: architecture=...")
+    config = {**family.write(spec), "architectures": [architecture]}
+    if labels:
+        config.pop("num_labels", None)
+        config |= {name: thaw(spec.with_labels(labels).source[name]) for name in ("id2label", "label2id")}
+    return family.read(config)
+
+
+def load_with_head(spec: Model, folder: Path, **options: Any) -> tuple[TransformerModule, Report]:
+    """Load weights into a description with another head. Raise ValueError if anything but the head is missing."""
+    model, report = load_as(spec, folder, strict=False, **options)
+    missing = sorted(name for name in model.fresh if not name.startswith("head."))
+    if missing:
+        raise ValueError(f"{folder} lacks weights that {spec.architecture} needs: {', '.join(missing[:5])}")
+    if report.nonfinite:
+        raise ValueError(f"{folder} has NaN or infinity in {', '.join(report.nonfinite[:5])}")
+    return model, report
 
 
 def load_as(

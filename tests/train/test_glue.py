@@ -221,7 +221,7 @@ def test_some_tasks_several_rates_and_going_on(
     (("--task", "colla"), "no task 'colla'; did you mean 'cola'?"),
     (("--task", "wnli"), "no folder WNLI"),
     (("--data", "nowhere"), "nowhere has none of GLUE's folders (CoLA, SST-2,"),
-    (("--set", "stepps=1"), "no 'stepps' in this Run"),
+    (("--set", "stepps=1"), "a run has no 'stepps'"),
     (("--task", "cola"), "dev.tsv: no such file or folder; valid: train.tsv"),
     (("--task", "rte"), "train.tsv: no such file"),
 ], ids=str)  # fmt: skip

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anyformer.cli.own_data import data_flags, delimiter_of, given_kinds, own_run
-from anyformer.cli.settings import device_flag, setting
+from anyformer.cli.settings import change_run, device_flag
 from anyformer.cli.texts import as_json
 from anyformer.cli.train import find_run
 
@@ -102,7 +102,6 @@ def position_row(each: dict[str, Any]) -> tuple[str, ...]:
 
 def described_run(options: argparse.Namespace, home: Path) -> Run:
     """Return the run that gives the objective and the columns."""
-    from anyformer.specs.codec import override
     from anyformer.train.run import description_of
     from anyformer.weights import hub
 
@@ -118,7 +117,7 @@ def described_run(options: argparse.Namespace, home: Path) -> Run:
     theirs = description_of(run.model).labels
     if set(theirs) == set(run.objective.labels):  # in the order of the model
         run = run.replace(objective=run.objective.replace(labels=theirs))
-    return override(run, dict(setting(text) for text in options.set))
+    return change_run(run, options.set)
 
 
 def select_source(run: Run, options: argparse.Namespace) -> tuple[str, Source]:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anyformer.cli.settings import device_flag, setting
+from anyformer.cli.settings import change_run, device_flag
 from anyformer.cli.texts import as_json
 
 if TYPE_CHECKING:
@@ -90,7 +90,6 @@ def runs_of(name: str, options: argparse.Namespace) -> list[Run]:
     from anyformer.evaluate import check
     from anyformer.recipes.glue import LENGTH, RATE, TASKS, rows, run_of, table
     from anyformer.recipes.shared.models import classifier
-    from anyformer.specs.codec import override
 
     home = Path(options.data) / TASKS[name].folder
     model, limit = classifier(options.model)
@@ -98,7 +97,7 @@ def runs_of(name: str, options: argparse.Namespace) -> list[Run]:
     runs = []
     for lr in options.lr or (RATE,):
         run = run_of(name, home, model, num_rows, lr=lr, length=min(LENGTH, limit or LENGTH))
-        runs.append(override(run, dict(setting(text) for text in options.set)))
+        runs.append(change_run(run, options.set))
         check(runs[-1].objective, runs[-1].evaluate.metrics)
     for file in TASKS[name].valid:
         table(TASKS[name], home, file).files()

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anyformer.specs.extensions import extensions
 from anyformer.specs.messages import plain
 
 if TYPE_CHECKING:
@@ -22,12 +23,16 @@ STUB = Path(__file__).parents[1] / "parts" / "__init__.pyi"
 
 
 def read_rows() -> list[dict[str, Any]]:
-    """Read the rows of all named descriptions from zoo.json."""
-    return json.loads(ZOO.read_text(encoding="utf-8"))
+    """Read the rows of all named descriptions: from zoo.json, and those of other packages."""
+    rows: list[dict[str, Any]] = json.loads(ZOO.read_text(encoding="utf-8"))
+    if extensions("families"):
+        known = {row["family"] for row in rows}
+        rows += [row for row in count_rows() if row["family"] not in known]
+    return rows
 
 
 def count_rows() -> list[dict[str, Any]]:
-    """Compute the rows of zoo.json from the descriptions."""
+    """Compute the rows of all named descriptions."""
     from anyformer import families
     from anyformer.counting import count
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from anyformer.train.run import Run
 
 MODEL = "a model folder, a run (its best model; RUN@last is the newest) or a hub id"
 
@@ -21,6 +26,51 @@ def setting(text: str) -> tuple[str, Any]:
         return path, value
     except RecursionError:
         raise ValueError(f"--set {path}: JSON nested too deeply") from None
+
+
+# words of other libraries -> fields of a Run
+OTHER_WORDS = {
+    "lr": "optimizer.lr", "learning_rate": "optimizer.lr", "weight_decay": "optimizer.weight_decay",
+    "batch_size": "batch.examples", "warmup": "schedule.warmup", "warmup_steps": "schedule.warmup",
+    "max_length": "batch.length", "max_steps": "steps", "dropout": "model.*.dropout", "fp16": "precision=fp16",
+    "bf16": "precision=bf16", "epochs": "steps: a run counts steps, and prints how many epochs they are",
+    "num_train_epochs": "steps: a run counts steps, and prints how many epochs they are",
+}  # fmt: skip
+
+
+def change_run(run: Run, texts: Sequence[str]) -> Run:
+    """Return a run with the changes of --set. An address of the model may be given without "model.", and several texts
+    with commas between them."""
+    from anyformer.specs.addresses import value_at
+    from anyformer.specs.codec import override
+
+    changes: dict[str, Any] = {}
+    for path, value in map(setting, texts):
+        first = path.partition(".")[0]
+        if first not in dict(run.items()):
+            path = f"model.{path}" if first in dict(run.model.items()) else path
+            if path == first:
+                raise ValueError(f"--set {path}: a run has no {path!r}; {meaning(run, path)}")
+        if isinstance(value, str) and "," in value:
+            with contextlib.suppress(ValueError, AttributeError, LookupError):
+                value = tuple(value.split(",")) if isinstance(value_at(run, path), tuple) else value
+        changes[path] = value
+    return override(run, changes)
+
+
+def meaning(run: Run, word: str) -> str:
+    """Return what a word of another library or of a published config is called here."""
+    from anyformer import families
+    from anyformer.families.base.fields import Entry
+    from anyformer.specs.messages import nearest
+
+    if word in OTHER_WORDS:
+        return f"did you mean {OTHER_WORDS[word]}?"
+    family = dict(run.model.items()).get("family")
+    entry = families.find(str(family)).fields.get(word) if family else None
+    if isinstance(entry, Entry) and entry.addresses:
+        return f"in {family} it is model.{entry.addresses[0]}"
+    return nearest(word, dict(run.items()))
 
 
 def default_file(name: str, mark: bytes) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anyformer.cli.own_data import KINDS, data_flags, delimiter_of, given_kinds, own_run
-from anyformer.cli.settings import device_flag, setting
+from anyformer.cli.settings import change_run, device_flag
 
 if TYPE_CHECKING:
     from anyformer.objectives.objective import Objective
@@ -100,13 +100,12 @@ def run_and_folder(options: argparse.Namespace) -> tuple[Run, str]:
     """Return the run and its default folder."""
     if options.recipe is None:
         from anyformer.data.other_files import with_splits
-        from anyformer.specs.codec import override
 
         run = own_run(options)
         reading = {"delimiter": delimiter_of(options), "encoding": options.encoding}
         run = run.replace(data=with_splits(run.data, options.valid, options.test, **reading))
         run = with_balance(run, options.class_weights, options.oversample)
-        return override(run, dict(setting(text) for text in options.set)), f"runs/{run.name}"
+        return change_run(run, options.set), f"runs/{run.name}"
     return find_run(options.recipe, options.data, options.set, options.resume)
 
 
@@ -151,7 +150,6 @@ def class_weight(text: str) -> tuple[str, float]:
 def find_run(name: str, data: str, changes: Sequence[str], resume: bool = False) -> tuple[Run, str]:
     """Return the run that a recipe, a run.json or a run's folder describes, and its folder."""
     from anyformer.recipes import recipe, recipes
-    from anyformer.specs.codec import override
 
     path = Path(os.path.expanduser(name))
     if not path.exists() and (resume or path.suffix == ".json" or len(path.parts) > 1):
@@ -166,7 +164,7 @@ def find_run(name: str, data: str, changes: Sequence[str], resume: bool = False)
     else:
         run = recipe(name, data)
         out = f"runs/{run.name}"
-    return override(run, dict(setting(text) for text in changes)), out
+    return change_run(run, changes), out
 
 
 def check_data(name: str, data: str) -> None:

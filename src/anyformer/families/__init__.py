@@ -1,13 +1,17 @@
-"""Published model families, one file each, and lookup by name. No module outside this folder names a family."""
+"""Published model families, one file each, and lookup by name. No module outside this folder names a family.
+
+Other packages add families with `register`, or with an entry point (see specs/extensions.py)."""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import pkgutil
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from anyformer.specs.extensions import extensions
 from anyformer.specs.messages import nearest, quote
 
 if TYPE_CHECKING:
@@ -20,10 +24,39 @@ def _files() -> tuple[str, ...]:
     return tuple(module.name for module in pkgutil.iter_modules(__path__))
 
 
+_registered: dict[str, Family] = {}
+
+
+def register(family: Family) -> None:
+    """Add a family: its checkpoints load, and its sizes are descriptions with a name. It must have a new name.
+
+    >>> from anyformer.families.llama import LLAMA
+    >>> af.register(LLAMA.but("my_llama", changes={"decoder.norm.eps": 1e-3}))  # doctest: +SKIP
+    """
+    if family.name in catalogue() and catalogue()[family.name] is not family:
+        raise ValueError(f"there is a family {quote(family.name)} already; choose another name")
+    taken = {name for name, other in names() if other is not family} & {*family.sizes}
+    if taken:
+        raise ValueError(f"there is a description named {quote(min(taken))} already; choose another name")
+    _registered[family.name] = family
+    catalogue.cache_clear()
+
+
+def _from_packages() -> Iterator[Family]:
+    """Yield the families of other packages."""
+    for point in extensions("families"):
+        yield from point.load()
+    yield from _registered.values()
+
+
 @functools.cache
 def catalogue() -> dict[str, Family]:
-    """Return {model_type: Family} of all family files."""
-    return {each.name: each for file in _files() for each in _in_file(file)}
+    """Return {model_type: Family} of all family files and packages."""
+    own = {each.name: each for file in _files() for each in _in_file(file)}
+    for each in _from_packages():
+        if own.setdefault(each.name, each) is not each:
+            raise ValueError(f"two families are named {quote(each.name)}")
+    return own
 
 
 def _in_file(module: str) -> tuple[Family, ...]:
@@ -39,8 +72,18 @@ def find(model_type: str) -> Family:
             if each.name == model_type:
                 return each
     if model_type not in catalogue():
-        raise ValueError(f"unknown model_type {quote(model_type)}; {nearest(model_type, catalogue())}")
+        raise ValueError(f"unknown model_type {quote(model_type)}; {suggest(model_type)}")
     return catalogue()[model_type]
+
+
+def suggest(model_type: str) -> str:
+    """Return what to use instead of an unknown family: its relatives, which begin with the same word, or the nearest
+    name. A config of a relative may load only in part, so a person has to choose."""
+    word = re.match(r"[a-z]+", model_type.lower())
+    relatives = [name for name in catalogue() if word and re.match(r"[a-z]+", name) and name.startswith(word[0])]
+    if relatives and model_type[-1:].isdigit():
+        return f"it is not a known family; nearest relatives: {', '.join(sorted(relatives))}"
+    return nearest(model_type, catalogue())
 
 
 def names() -> Iterator[tuple[str, Family]]:

@@ -28,5 +28,6 @@ def build(
 
 def check_model(spec: Model) -> Model:
     if not isinstance(spec, Model):
-        raise ValueError(f"expected a model description from af.spec, got {type(spec).__name__}")
+        hint = f": write af.spec({spec!r}); af.load also loads weights" if isinstance(spec, str) else ""
+        raise ValueError(f"expected a model description from af.spec, got {type(spec).__name__}{hint}")
     return spec

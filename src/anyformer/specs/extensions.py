@@ -1,7 +1,9 @@
-"""What other packages add to anyformer: commands, experiments and their results, pictures and generated data.
+"""What other packages add to anyformer: families, commands, experiments and their results, pictures and data.
 
 A package declares entry points in its pyproject.toml:
 
+    [project.entry-points."anyformer.families"]     # a tuple of anyformer.families.base.family.Family
+    mine = "my_package.families:FAMILIES"
     [project.entry-points."anyformer.commands"]     # verb -> a module like those of anyformer.cli, and ABOUT
     mine = "my_package.mine"
     [project.entry-points."anyformer.experiments"]  # a package with one experiment per file
@@ -27,7 +29,8 @@ MISSING = "none are installed: run `pip install -e .` in the checkout, or `pytho
 
 
 def register(group: str, value: str, name: str) -> None:
-    """Add a module, or an object as "module:name", to a group: commands, experiments, results, pictures or data."""
+    """Add a module, or an object as "module:name", to a group: families, commands, experiments, results, pictures or
+    data."""
     _registered[value] = metadata.EntryPoint(name, value, f"anyformer.{group}")
 
 

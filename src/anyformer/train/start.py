@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from anyformer import families
 from anyformer._version import __version__
-from anyformer.checkpoint import check_free, copy_tokenizer, load, load_as, read_spec
+from anyformer.checkpoint import check_free, copy_tokenizer, load, load_with_head, read_spec, with_new_head
 from anyformer.data import Data, DataSplit, Loader, Plan, Splits, prepare, texts_of, tokenizer_digest
 from anyformer.data.lock import FolderLock
 from anyformer.data.prepare import length_limit
@@ -38,7 +37,7 @@ from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pooling import LastToken
 from anyformer.specs.codec import override, to_json
-from anyformer.specs.part import Table, thaw, walk
+from anyformer.specs.part import Table, walk
 from anyformer.train import parallel, record
 from anyformer.train.batch_memory import check_batch
 from anyformer.train.data_summary import class_counts, describe_data, tokens_per_number
@@ -426,24 +425,12 @@ def load_pretrained(part: Pretrained, seed: int, labels: tuple[str, ...] = (), p
     if part.architecture is None and not part.labels:
         return load(folder, dtype=torch.float32)
     old = read_spec(folder)
-    if not old.family:
-        raise ValueError(f"{part.path} does not belong to a published family, so it has no other heads")
-    family = families.find(old.family)
-    config = {**family.write(old), "architectures": [part.architecture or old.architecture]}
-    labels = part.labels or labels
-    if labels and (part.labels or part.architecture not in (None, old.architecture)):
-        config.pop("num_labels", None)
-        config |= {name: thaw(old.with_labels(labels).source[name]) for name in ("id2label", "label2id")}
-    spec = family.read(config)
+    changed = part.labels or part.architecture not in (None, old.architecture)
+    spec = with_new_head(old, part.architecture or old.architecture, (part.labels or labels) if changed else ())
     for path, inner in walk(spec.head, "head"):
         if isinstance(inner, LastToken) and inner.padding_token is None and pad is not None:
             spec = override(spec, {f"{path}.padding_token": pad})
-    model, report = load_as(spec, folder, dtype=torch.float32, strict=False, seed=seed)
-    missing = sorted(name for name in model.fresh if not name.startswith("head."))
-    if missing:
-        raise ValueError(f"{part.path} lacks weights that {spec.architecture} needs: {', '.join(missing[:5])}")
-    if report.nonfinite:
-        raise ValueError(f"{part.path} has NaN or infinity in {', '.join(report.nonfinite[:5])}")
+    model, _ = load_with_head(spec, folder, dtype=torch.float32, seed=seed)
     if part.labels and not model.fresh and old.labels:  # a trained head: each row keeps its label
         model.spec = model.spec.with_labels(old.labels)
         name_labels(model, part.labels)

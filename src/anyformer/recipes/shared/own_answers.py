@@ -7,7 +7,7 @@ from anyformer.data.conversations import Conversations
 from anyformer.models import position_limit
 from anyformer.objectives.dialogue import Dialogue
 from anyformer.recipes import dialogue
-from anyformer.recipes.shared.own_text import Notify, held_out, name_of, skipped_reasons
+from anyformer.recipes.shared.held_out import Notify, held_out, name_of, skipped_reasons
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run, description_of, model_of
 

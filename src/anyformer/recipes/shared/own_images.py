@@ -13,8 +13,8 @@ from anyformer.inputs.image import Images
 from anyformer.inputs.optional_library import import_optional
 from anyformer.models import Model
 from anyformer.objectives.images import ClassifyImage
+from anyformer.recipes.shared.held_out import Notify, held_out, name_of
 from anyformer.recipes.shared.models import with_labels
-from anyformer.recipes.shared.own_text import Notify, held_out, name_of
 from anyformer.specs.addresses import value_at
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run, description_of

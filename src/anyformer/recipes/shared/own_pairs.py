@@ -9,8 +9,9 @@ from anyformer.data import Source, TrainedBPE, open_table
 from anyformer.models import position_limit
 from anyformer.objectives.translate import Translate
 from anyformer.recipes.multi30k_en_de import CONFIG
+from anyformer.recipes.shared.held_out import Notify, held_out, name_of
 from anyformer.recipes.shared.models import with_vocabulary
-from anyformer.recipes.shared.own_text import Notify, describe_columns, held_out, name_of, text_columns
+from anyformer.recipes.shared.own_text import describe_columns, text_columns
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Run, description_of, model_of
 

@@ -10,8 +10,9 @@ from anyformer.data import Columns, JSONLines, Source
 from anyformer.data.source import detect_encoding, find, lines, plain_suffix
 from anyformer.objectives.tag import Tag, word_list
 from anyformer.recipes.shared.encoder import small_bert, vocabulary
+from anyformer.recipes.shared.held_out import Notify, held_out, name_of, skipped_reasons
 from anyformer.recipes.shared.models import with_labels, with_vocabulary
-from anyformer.recipes.shared.own_text import MOST_LABELS, Notify, held_out, name_of, skipped_reasons
+from anyformer.recipes.shared.own_text import MOST_LABELS
 from anyformer.specs.messages import nearest
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Run

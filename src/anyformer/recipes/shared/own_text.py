@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
-from anyformer.data import CSV, TSV, Data, Held, JSONLines, Source, TextFiles, TrainedBPE, open_table
+from anyformer.data import CSV, TSV, Data, JSONLines, Source, TextFiles, TrainedBPE, open_table
 from anyformer.data.conversations import conversations_in
 from anyformer.data.source import detect_encoding, known_encoding, lines
 from anyformer.models import position_limit
@@ -21,7 +20,9 @@ from anyformer.objectives.objective import Objective
 from anyformer.objectives.permuted import Permuted
 from anyformer.recipes import quickstart
 from anyformer.recipes.shared.encoder import small_bert, vocabulary
+from anyformer.recipes.shared.held_out import Notify, held_out, name_of, skipped_reasons
 from anyformer.recipes.shared.models import CLASSIFIER, with_labels, with_vocabulary
+from anyformer.recipes.shared.own_answers import answers_run
 from anyformer.specs.messages import nearest, shorten
 from anyformer.specs.part import walk
 from anyformer.stacks.two_streams import TwoStreams
@@ -31,7 +32,6 @@ from anyformer.train.run import Batch, Evaluate, Keep, Run, description_of, mode
 MOST_LABELS = 200
 TEXTS = ("text", "sentence", "content", "review", "document", "body")  # usual names of a text column
 MISSING = {"na", "n/a", "nan", "none", "null", "nil", "missing", "unknown", "?", "-"}  # missing numbers
-Notify = Callable[[str], object]
 
 
 def from_text(
@@ -82,8 +82,6 @@ def from_table(
     if first is None:
         raise ValueError(f"{path}: no row can be read ({problem})")
     if label is None and not columns and (talks := conversations_in(source, first)) is not None:
-        from anyformer.recipes.shared.own_answers import answers_run
-
         return answers_run(talks, path, model, tell)
     texts = text_columns(path, list(known), label, columns)
     named = {"text": texts[0], **({"pair": texts[1]} if len(texts) > 1 else {}), **({"label": label} if label else {})}
@@ -112,17 +110,6 @@ def from_table(
     if separator is not None:
         objective = MultiLabel(labels=labels, pair=len(texts) > 1, separator=separator)
     return classifier_run(data, name_of(path), objective, count, model)
-
-
-def held_out(source: Source, stratify: str | None = None) -> Data:
-    """Hold out one row in ten for validation, in each class if `stratify` names the label column. Rows that cannot be
-    used are skipped, counted and reported."""
-    held = Held(source=source, one_in=10, out=True, stratify=stratify)
-    return Data(train=held.replace(out=False), valid=held, unfit="skip")
-
-
-def name_of(path: str) -> str:
-    return Path(path).expanduser().resolve().name.partition(".")[0] or "own"
 
 
 def text_columns(path: str, known: list[str], label: str | None, columns: Sequence[str]) -> list[str]:
@@ -193,14 +180,6 @@ def labels_of(path: str, column: str, values: LabelColumn, skipped: Mapping[str,
             " so it cannot be a label"
         )
     return tuple(sorted(labels, key=float) if all(map(is_number, labels)) else labels)
-
-
-def skipped_reasons(skipped: Mapping[str, int]) -> str:
-    """Describe the number of skipped rows by reason, the most common first."""
-    reasons = sorted(skipped.items(), key=lambda item: -item[1])
-    shown = ", ".join(f"{count:,} because {why}" for why, count in reasons[:3])
-    more = f", and {sum(count for _, count in reasons[3:]):,} more" if len(reasons) > 3 else ""
-    return f"{sum(skipped.values()):,} rows skipped: {shown}{more}" if skipped else "it has no rows"
 
 
 def is_number(text: str) -> bool:
