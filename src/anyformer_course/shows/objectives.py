@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from anyformer.look.figures import new
-from anyformer.objectives.span_corruption import SpanCorruption, corrupt
+from anyformer.objectives.spans import corrupt, draw_spans
 from anyformer.runtime.visibility import Rows
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows.mask import kinds
@@ -31,7 +31,7 @@ def example(
         raise ValueError(f"rate must be between 0 and 1, and prefix from 1 to {T - 1}")
     draws = torch.Generator().manual_seed(seed)
     hidden = sorted(torch.randperm(T, generator=draws)[: max(round(rate * T), 1)].tolist())
-    removed = SpanCorruption(rate=rate).spans(T, np.random.default_rng(seed))
+    removed = draw_spans(T, rate, 3.0, np.random.default_rng(seed))
     source, target = (len(each) for each in corrupt(np.arange(T), removed, range(T, 2 * T)))
     # (who, visible pairs, positions that predict, visible words per prediction, tokens read)
     full, causal, prefixed = (pairs(name, T, prefix) for name in ("full", "causal", "prefix"))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from anyformer.look.figures import new, plain
-from anyformer.objectives.span_corruption import SpanCorruption, corrupt
+from anyformer.objectives.spans import corrupt, draw_spans
 from anyformer.specs.messages import quote
 from anyformer_course.shown import Shown, Table
 from anyformer_course.words import split
@@ -27,7 +27,7 @@ def example(text: str = TEXT, *, spans: str = "", rate: float = 0.15, mean: floa
     if spans.strip():
         removed = find(words, spans)
     else:
-        removed = SpanCorruption(rate=rate, mean=mean).spans(len(words), np.random.default_rng(seed))
+        removed = draw_spans(len(words), rate, mean, np.random.default_rng(seed))
     sentinels = list(range(len(words), 2 * len(words)))
     source, target = corrupt(np.arange(len(words)), removed, sentinels)
     names = [*words, *(f"<{chr(88 + i)}>" if i < 3 else f"<extra_id_{i}>" for i in range(len(words)))]
