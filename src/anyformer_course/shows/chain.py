@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import anyformer as af
 from anyformer.look import figures
 from anyformer_course.shown import Shown, Table
+from anyformer_course.table import tiny
 from anyformer_course.shows._small import decoder, number
 from anyformer_course.words import split
 
@@ -56,7 +57,7 @@ def example(text: str = "the detective investigated the murder", *, steps: int =
 
     return Shown(
         f"p(text) = {math.exp(total):.2e}, log p = {total:.2f}; one pass and {len(words)} passes differ by at most "
-        f"{error:.0e}.",
+        f"{tiny(error)}.",
         [
             Table(
                 "factors", ("word", "p(word | before)", "product so far", "most likely word here", "its probability"),

@@ -14,6 +14,7 @@ import torch
 import anyformer as af
 from anyformer.look.figures import heat_maps
 from anyformer_course.shown import Shown, Table
+from anyformer_course.table import tiny
 from anyformer_course.shows._small import context, module
 from anyformer_course.words import vectors
 
@@ -43,7 +44,7 @@ def example(text: str = "the cat sat on the mat", *, heads: int = 4, width: int 
 
     return Shown(
         f"{heads} {'head' if heads == 1 else 'heads'} of width {K} and the output matrix have {parameters:,} parameters"
-        f"; by hand and by anyformer the results differ by at most {error:.0e}.",
+        f"; by hand and by anyformer the results differ by at most {tiny(error)}.",
         [
             Table(
                 "the word that each word attends to most, and its weight",

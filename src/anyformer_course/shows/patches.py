@@ -13,6 +13,7 @@ import torch
 import anyformer as af
 from anyformer.look import figures
 from anyformer_course.shown import Shown, Table
+from anyformer_course.table import tiny
 from anyformer_course.shows._small import module
 
 
@@ -53,7 +54,7 @@ def example(picture: str = "", *, size: int = 224, patch: int = 16, width: int =
 
     return Shown(
         f"{size * size:,} pixels become {side * side:,} tokens, so attention has {rows[0][2] / rows[1][2]:,.0f} times "
-        f"fewer pairs. A convolution with stride {patch} and a matrix on flattened patches differ by {error:.0e}.",
+        f"fewer pairs. A convolution with stride {patch} and a matrix on flattened patches differ by {tiny(error)}.",
         [
             Table(
                 f"a picture of {size} x {size}",

@@ -13,6 +13,7 @@ import torch
 
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
+from anyformer_course.table import tiny
 from anyformer_course.words import label_rows, split, vectors
 
 
@@ -55,7 +56,7 @@ def example(
     names = [str(i) for i in range(width)]
     return Shown(
         f"{skipped} words before the text rotate every word by {math.degrees(skipped * float(turns[0])) % 360:.1f} "
-        f"degrees (first pair); the scores change by at most {change:.0e}.",
+        f"degrees (first pair); the scores change by at most {tiny(change)}.",
         [
             Table("vectors", ("word", *names), [[w, *row] for w, row in zip(words, x.tolist(), strict=True)]),
             Table("rotated", ("word", "position", *names), [
