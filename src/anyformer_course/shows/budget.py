@@ -59,8 +59,8 @@ def example(
         [
             Table("data", ("of", "words or tokens"), [*WORDS.items(), ["batch", batch], ["all steps", tokens],
                                                       ["epochs", tokens / words]]),
-            Table("training, at 40 % of the peak", ("model", "parameters", "FLOPs, 6 N D", "counted",
-                  f"days, {where}", "days, 16 TPUs", "days, 64 TPUs", "fine-tuning, hours"), rows),
+            Table("days of pretraining and hours of fine-tuning, at 40 % of the peak", ("model", "parameters", "FLOPs, 6 N D", "counted",
+                  f"days, {where}", "16 TPUs", "64 TPUs", "hours, fine-tuning"), rows),
         ],
         draw,
     )  # fmt: skip

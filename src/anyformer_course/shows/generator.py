@@ -44,6 +44,8 @@ def example(text: str = "the dog ran to the river . <delim>", *, steps: int = 20
     with torch.no_grad():
         before, after = (float(next_word_loss(each.model, ids, real, torch.ones(len(rows), 1))) for each in (small, tuned))
     losses.append(after)
+    begin = " ".join(text.split()[:2])
+    story = " ".join(word for word, _ in write(small, begin))
     written = {"pretrained": write(small, text), "fine-tuned": write(tuned, text)}
     A = small.model.head.out.weight
     size = sum(parameter.numel() for parameter in small.model.parameters())
@@ -64,10 +66,11 @@ def example(text: str = "the dog ran to the river . <delim>", *, steps: int = 20
 
     first, last = (" ".join(word for word, _ in words) for words in written.values())
     return Shown(
-        f"After {text!r} the pretrained model writes {first!r}, and after {amount(steps, 'step')} of fine-tuning {last!r}. "
-        f"The loss on the {amount(len(rows), 'line')} falls from {before:.2f} to {after:.2f}.",
+        f"The pretrained model continues {begin!r} with {story!r}. After {text!r} it writes {first!r}, and after "
+        f"{amount(steps, 'step')} of fine-tuning {last!r}. The loss on the {amount(len(rows), 'line')} falls from {before:.2f} to {after:.2f}.",
         [
-            Table("written word by word", ("word", "pretrained", "p", "fine-tuned", "p of it"), steps_of),
+            Table("as a generator, before fine-tuning", ("start", "continuation"), [[begin, story]]),
+            Table(f"after {text!r}", ("word", "pretrained", "p", "fine-tuned", "p of it"), steps_of),
             Table("layers", ("what", "shape or number"), [
                 ["h: last hidden state of a word", f"{A.shape[1]}"], ["A: output layer, pretrained", f"{A.shape[0]} x {A.shape[1]}"],
                 ["new parameters for the task", "0"], ["parameters that are fine-tuned", f"{size:,}"],

@@ -14,7 +14,7 @@ import torch
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
 
-SCALES = (0.03, 0.1, 0.3, 1.0, 3.0)
+SCALES = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0)
 SPEEDS = (0.3, 1.0, 3.0, 10.0)  # the largest slope of sin(speed x)
 NOISE = 0.3  # standard deviation
 
