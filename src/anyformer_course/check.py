@@ -72,19 +72,23 @@ def printed(shown: Shown) -> str:
 QUOTED = re.compile(r"(?<![\w.])(?<!\w-)-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?(?!\w|[.,]\d)")
 
 
+SOURCE = re.compile(r"\((?:the slide|the paper|published)\b[^)]*\)")  # such as (the slide: 4 days)
+
+
 def quoted_numbers(text: str) -> list[str]:
-    """Return the numbers of a sentence that a result must contain: no years, no small integers, no names (GPT-2)."""
-    found = [each.rstrip(",") for each in QUOTED.findall(text)]
-    return [each for each in found if "." in each or "," in each or abs(float(each)) >= 10 and not is_year(each)]
+    """Return the numbers of a sentence that a result must contain: no years, no small integers, no names (GPT-2), and
+    nothing in a parenthesis that names a source: (the slide: 4 days)."""
+    found = [each.rstrip(",") for each in QUOTED.findall(SOURCE.sub("", text))]
+    return [each for each in found if "." in each or "," in each or (abs(float(each)) >= 10 and not is_year(each))]
 
 
 def is_year(text: str) -> bool:
     return text.isdecimal() and 1900 <= int(text) < 2100
 
 
-def unseen_numbers(text: str, shown: Shown, block: lesson.Block) -> list[str]:
-    """Return the numbers of `See:` or `Try:` that are neither printed nor given in the code."""
-    seen = f"{printed(shown)} {block.code}"
+def unseen_numbers(text: str, shown: Shown, given: str) -> list[str]:
+    """Return the numbers of `See:` or `Try:` that are neither printed nor `given`: by the idea or the code."""
+    seen = f"{printed(shown)} {given}"
     values = [abs(float(each.replace(",", ""))) for each in re.findall(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", seen)]
     return [each for each in quoted_numbers(text) if not any(agrees(each, value) for value in values)]
 
@@ -135,7 +139,7 @@ def check_numbers(stop: lesson.Stop, demonstration: Shown, changed: Shown) -> li
     return [
         f"{name} names {', '.join(missing)}, which the output does not contain"
         for name, text, shown, block in texts
-        if (missing := unseen_numbers(text, shown, block))
+        if (missing := unseen_numbers(text, shown, f"{stop.idea} {block.code}"))
     ]
 
 

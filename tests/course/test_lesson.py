@@ -146,14 +146,14 @@ def test_numbers_of_see_are_printed(sample: lesson.Lesson) -> None:
     rows = [["a", 0.2549, 1234567, 0.615, *[123456789] * 9, 0.025], *[["b"] * 13 + [2.75]] * 30]
     columns = ["name", "share", "count", "p", *(f"a long name of column {i}" for i in range(9)), "cut"]
     shown = Shown("it takes 1.5 s, -3.0 and 3.14e+23", [Table("t", columns, rows)], lambda: None)
-    block = lesson.Block('show("x", 7.5)', Path("7.md"), 1)
 
     def unseen(text: str) -> list[str]:
-        return check.unseen_numbers(text, shown, block)
+        return check.unseen_numbers(text, shown, 'show("x", 7.5)')
 
     assert unseen("0.25, 25.5 %, 0.615, 1,234,567, 1.5, -3.0, 3.14e23 and 7.5 (given)") == []
     assert unseen("0.27, 7.25 and 1,234,568") == ["0.27", "7.25", "1,234,568"]
     assert unseen("0.025 is in a column that does not fit, 2.75 too") == ["0.025", "2.75"]
+    assert unseen("it takes 9.5 s (the slide: 8.5 s), (published: 7.25)") == ["9.5"], "a source is named"
     assert unseen("GPT-2, T5, BERT-24, 3 words, the paper of 2017") == [], "names, small numbers and years"
     stop = dataclasses.replace(sample.stops[0], see="it is 4.5", change="it becomes 5.5")
     messages = check.check_numbers(stop, shown, shown)

@@ -16,6 +16,8 @@ from anyformer.evaluate.regression import least_squares, neighbours, ridge, smoo
 from anyformer.look.figures import new
 from anyformer_course.results import judged_run, read
 from anyformer_course.shown import Shown, Table
+from anyformer_course.table import amount
+
 
 def example(noise: float = 0.5, *, width: int = 5, pairs: int = 40, tasks: int = 4000, seed: int = 0) -> Shown:
     """Draw `tasks` tasks with x of `width` numbers, and measure the errors after 0 to `pairs` pairs."""
@@ -32,14 +34,20 @@ def example(noise: float = 0.5, *, width: int = 5, pairs: int = 40, tasks: int =
     errors = {name: (each - y).square().mean(0) for name, each in predictions.items()}
     steps = sorted({n for n in (0, 1, 2, width, width + 1, 10, 20, pairs) if n <= pairs})
     rows = [[n, *(float(each[n]) for each in errors.values())] for n in steps]
-    trained, ratio = stored(noise) if width == 5 else ([], None)
+    trained, ratio, million = stored(noise) if width == 5 else ([], None, None)
 
     def draw() -> Any:
         figure, axes = new(1, 1, 7, 3.8)
         for name, each in errors.items():
             axes[0, 0].plot(each.tolist(), label=name)
         if trained:
-            axes[0, 0].plot([n for n, *_ in trained], [error for _, error, _ in trained], "k*", markersize=9, label="trained GPT-2 (stored)")
+            axes[0, 0].plot(
+                [n for n, *_ in trained],
+                [error for _, error, _ in trained],
+                "k*",
+                markersize=9,
+                label="trained GPT-2 (stored)",
+            )
         axes[0, 0].axhline(noise**2, color="gray", linestyle=":", label=f"variance of the noise, {noise**2:g}")
         axes[0, 0].set(yscale="log", ylim=(0.8 * noise**2, 4 * (1 + noise**2)), xlabel="pairs in the prompt")
         axes[0, 0].set_ylabel("mean squared error")
@@ -48,7 +56,7 @@ def example(noise: float = 0.5, *, width: int = 5, pairs: int = 40, tasks: int =
 
     last = {name: float(each[pairs]) for name, each in errors.items()}
     says = (
-        f"On {tasks:,} new tasks the error after {pairs} pairs is {last['Bayes (ridge)']:.3f} for Bayes and "
+        f"On {tasks:,} new tasks the error after {amount(pairs, 'pair')} is {last['Bayes (ridge)']:.3f} for Bayes and "
         f"{last['3 neighbours']:.3f} for nearest neighbours; the variance of the noise is {noise**2:g}."
     )
     tables = [Table(f"mean squared error, d = {width}, noise with variance {noise**2:g}", ("pairs", *errors), rows)]
@@ -59,13 +67,12 @@ def example(noise: float = 0.5, *, width: int = 5, pairs: int = 40, tasks: int =
             f"times after any number of pairs from 1 to {n}. {says}"
         )
         compared = [[n, f"{ours:.4f}", f"{best:.4f}", f"{ours / best:.4f}"] for n, ours, best in trained]
-        tables = [Table("stored: trained GPT-2 and Bayes on the same tasks", ("pairs", "GPT-2", "Bayes", "ratio"),
-                        compared), *tables]  # fmt: skip
+        tables = [Table(f"stored: GPT-2 after {million:g} million tasks, and Bayes, on the same new tasks", ("pairs", "GPT-2", "Bayes", "ratio"), compared), *tables]  # fmt: skip
     return Shown(says, tables, draw)
 
 
-def stored(noise: float) -> tuple[list[tuple[int, float, float]], float | None]:
-    """Return (pairs, error of the trained GPT-2, error of Bayes) and the largest ratio of both, from the results."""
+def stored(noise: float) -> tuple[list[tuple[int, float, float]], float | None, float | None]:
+    """Return (pairs, error of the trained GPT-2, error of Bayes), the largest ratio and the millions of tasks."""
     run = judged_run(read("in-context-regression"))
     figures: dict[str, float] = (run or {}).get("figures") or {}
     found = []
@@ -73,4 +80,4 @@ def stored(noise: float) -> tuple[list[tuple[int, float, float]], float | None]:
         key = f"after {n} {'pair' if n == 1 else 'pairs'}, noise {noise:g}"
         if (ours := figures.get(f"error {key}")) and (best := figures.get(f"error of Bayes {key}")):
             found.append((n, ours, best))
-    return found, figures.get(f"largest ratio to Bayes, noise {noise}")
+    return found, figures.get(f"largest ratio to Bayes, noise {noise}"), figures.get("training tasks, millions")

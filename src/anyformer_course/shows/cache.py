@@ -13,8 +13,8 @@ import torch
 import anyformer as af
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
-from anyformer_course.table import tiny
 from anyformer_course.shows._trained import describe
+from anyformer_course.table import tiny
 from anyformer_course.words import split
 
 

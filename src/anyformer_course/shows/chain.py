@@ -23,7 +23,6 @@ from anyformer_course.shows.cross import description, shift
 from anyformer_course.table import tiny
 from anyformer_course.words import split
 
-
 TRANSLATIONS = {
     "the detective investigated": "le détective a enquêté", "the detective slept": "le détective a dormi",
     "the dog investigated": "le chien a enquêté", "the dog slept": "le chien a dormi",
@@ -62,7 +61,7 @@ def example(
 
     given = ", source" if source else ""
     return Shown(
-        f"p({'text | ' + source if source else 'text'}) = {math.exp(total):.3g}, log p = {total:.2f}; one pass and {len(words)} passes differ by at most "
+        f"p({'text | ' + source if source else 'text'}) = {math.exp(total):.3g}, log p = {total:.2f}; one pass and {len(words)} {'pass' if len(words) == 1 else 'passes'} differ by at most "
         f"{tiny(error)}.",
         [
             Table(

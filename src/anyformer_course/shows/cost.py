@@ -97,8 +97,7 @@ def example(names: str = "", *, lengths: str = "1024 4096 16384") -> Shown:
     others = [value for name, value in exponents.items() if name != steepest]
     return Shown(
         f"From {sizes[0]:,} to {sizes[-1]:,} tokens the operations of {steepest} grow with exponent "
-        f"{exponents[steepest]:.2f}"
-        + (f", of the others with {span(others)}." if others else "."),
+        f"{exponents[steepest]:.2f}" + (f", of the others with {span(others)}." if others else "."),
         [
             Table(
                 f"operations of a pass, {DEPTH} layers of width {WIDTH}",

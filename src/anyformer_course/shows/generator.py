@@ -25,7 +25,9 @@ TASK = (
 LENGTH = 8  # words that are written at most
 
 
-def example(text: str = "the dog ran to the river . <delim>", *, steps: int = 20, lines: str = "\n".join(TASK)) -> Shown:
+def example(
+    text: str = "the dog ran to the river . <delim>", *, steps: int = 20, lines: str = "\n".join(TASK)
+) -> Shown:
     """Continue `text` with the pretrained model, fine-tune it on `lines` for `steps` steps, and continue again."""
     if not 0 <= steps <= 200:
         raise ValueError(f"steps is {steps}; it must be from 0 to 200")
@@ -42,7 +44,9 @@ def example(text: str = "the dog ran to the river . <delim>", *, steps: int = 20
         loss.backward()
         optimizer.step()
     with torch.no_grad():
-        before, after = (float(next_word_loss(each.model, ids, real, torch.ones(len(rows), 1))) for each in (small, tuned))
+        before, after = (
+            float(next_word_loss(each.model, ids, real, torch.ones(len(rows), 1))) for each in (small, tuned)
+        )
     losses.append(after)
     begin = " ".join(text.split()[:2])
     story = " ".join(word for word, _ in write(small, begin))

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._trained import STORIES, train
+from anyformer_course.table import amount
 
 
 def example(text: str = "win a free prize now .", *, read: int = -1, seed: int = 0, corpus: str = STORIES) -> Shown:
@@ -55,7 +56,7 @@ def example(text: str = "win a free prize now .", *, read: int = -1, seed: int =
         return figure
 
     return Shown(
-        f"The state of {words[place]!r} depends on {len(seen)} of {len(words)} words. The new layer has "
+        f"The state of {words[place]!r} depends on {len(seen)} of {amount(len(words), 'word')}. The new layer has "
         f"{A.numel() + b.numel()} parameters; its loss has a gradient in all {len(gradients) - 1} pretrained parts.",
         [Table("words, each replaced by 'the'", ("word", "read", "change of the probability if replaced"), rows),
          Table("gradient of the classifier's loss", ("part", "norm"), gradients)],

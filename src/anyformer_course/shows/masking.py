@@ -13,6 +13,7 @@ from anyformer.look.figures import new, plain
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._pieces import tokenizer
 from anyformer_course.shows._trained import STORIES
+from anyformer_course.table import amount
 
 
 def example(
@@ -68,7 +69,7 @@ def example(
 
     usable = sum(token not in ("[CLS]", "[SEP]") for token in before)
     return Shown(
-        f"{len(chosen)} of {len(ids)} tokens are predicted; over {draws:,} maskings, of the chosen tokens "
+        f"{len(chosen)} of {amount(len(ids), 'token')} {'is' if len(chosen) == 1 else 'are'} predicted; over {draws:,} maskings, of the chosen tokens "
         + ", ".join(f"{count / total:.1%} are {name}" for name, count in counts.items()),
         [
             Table("one masking of each kind", ("kind", "BERT reads", "and predicts"), [

@@ -18,6 +18,7 @@ SCALES = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0)
 SPEEDS = (0.3, 1.0, 3.0, 10.0)  # the largest slope of sin(speed x)
 NOISE = 0.3  # standard deviation
 
+
 def example(examples: str = "0:0 1:1 2:4 3:9 4:16", *, ask: float = 2.4, scale: float = 0.5) -> Shown:
     """Predict y at x = `ask` from `examples` x:y."""
     try:

@@ -13,8 +13,8 @@ import torch
 import anyformer as af
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
-from anyformer_course.table import tiny
 from anyformer_course.shows._small import module
+from anyformer_course.table import tiny
 
 
 def example(numbers: str = "1 2 3 6", *, branch: float = 0.5, layers: int = 24) -> Shown:

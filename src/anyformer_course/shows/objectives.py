@@ -47,7 +47,11 @@ def example(
         "next word (decoder: GPT)": (causal, list(range(T - 1)), words),
         "masked words (encoder: BERT)": (full, hidden, masked),
         "next word after a prefix (prefix LM)": (prefixed, list(range(prefix - 1, T - 1)), words),
-        "span corruption (encoder-decoder: T5)": (spans, list(range(S, S + len(target))), [*source, "<start>", *target[:-1]]),
+        "span corruption (encoder-decoder: T5)": (
+            spans,
+            list(range(S, S + len(target))),
+            [*source, "<start>", *target[:-1]],
+        ),
     }
     rows = []
     for name, (visible, predicts, tokens) in kinds_of.items():

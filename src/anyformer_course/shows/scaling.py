@@ -49,7 +49,9 @@ def example(compute: str = "1e19 1e21 1e23", *, law: str = "Kaplan", loss: float
         tokens = [10 ** (8 + i / 5) for i in range(31)]
         compute = [10 ** (17 + i / 4) for i in range(33)]
         for i, size in enumerate(SIZES):
-            axes[0, 0].plot(tokens, [LOSSES[law](size, D) for D in tokens], color=f"C{i}", label=f"{size:.0e} parameters")
+            axes[0, 0].plot(
+                tokens, [LOSSES[law](size, D) for D in tokens], color=f"C{i}", label=f"{size:.0e} parameters"
+            )
             axes[0, 1].plot(compute, [BY_COMPUTE[law](size, C) for C in compute], color=f"C{i}")
         for budget, (loss_there, size) in zip(budgets, lowest, strict=True):
             axes[0, 1].plot(budget, loss_there, "k*", markersize=9)

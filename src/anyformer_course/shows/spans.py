@@ -14,6 +14,7 @@ from anyformer.look.figures import new, plain
 from anyformer.objectives.spans import corrupt, draw_spans
 from anyformer.specs.messages import quote
 from anyformer_course.shown import Shown, Table
+from anyformer_course.table import amount
 from anyformer_course.words import split
 
 TEXT = "Thank you for inviting me to your party last week ."
@@ -50,7 +51,7 @@ def example(text: str = TEXT, *, spans: str = "", rate: float = 0.15, mean: floa
 
     number, count = int(removed.sum()), len(writes) - int(removed.sum()) - (0 if removed[-1] else 1)
     return Shown(
-        f"{number} of {len(words)} words are removed, spans: {count}. The encoder reads {len(reads)} tokens, the "
+        f"{number} of {len(words)} words {'is' if number == 1 else 'are'} removed, in {amount(count, 'span')}. The encoder reads {len(reads)} tokens, the "
         f"decoder writes {len(writes)} instead of {len(words)}.",
         [
             Table("tokens", ("side", "tokens", "text"), [

@@ -56,7 +56,9 @@ def example(text: str = "the cat likes the warmest mats", *, merges: int = 40, c
         figure, axes = new(1, 1, 1.5 + 0.17 * len(rows[0][4]), 0.6 + 0.4 * (len(stages) + 1))
         axis = axes[0, 0]
         for y, row in enumerate(stages):
-            axis.text(-0.6, -y, f"{amount(row[0], 'merge')}, {amount(row[3], 'token')}", ha="right", va="center", fontsize=9)
+            axis.text(
+                -0.6, -y, f"{amount(row[0], 'merge')}, {amount(row[3], 'token')}", ha="right", va="center", fontsize=9
+            )
             draw_pieces(axis, row[4].split(), -y)
         axis.text(-0.6, -len(stages), "indices", ha="right", va="center", fontsize=9)
         draw_pieces(axis, [str(i) for i in encoded.ids], -len(stages))

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._trained import STORIES, SmallModel, masked_word_loss, next_word_loss, pad, train
+from anyformer_course.table import amount
 
 SPAM = [f"win a free {thing} {when} ." for thing in ("prize", "phone", "holiday") for when in ("now", "today")]
 STAGES = {"bert": "masked words", "gpt": "the next word"}
@@ -67,7 +68,7 @@ def example(
 
     seen, unseen = float(right[used].mean()), float(right[~used].mean())
     return Shown(
-        f"{unseen:.0%} of the other mails are right after {steps} steps on {int(used.sum())} labelled mails; "
+        f"{unseen:.0%} of the other mails are right after {amount(steps, 'step')} on {int(used.sum())} labelled mails; "
         f"{text!r} is spam with probability {chance:.2f}",
         [
             Table("two stages", ("stage", "texts", "learns", "loss"), [

@@ -30,7 +30,8 @@ def example(name: str = "swin-tiny", *, size: int = 224) -> Shown:
     plain, *rest = found
     shifted = next((each for each in rest if each.shift), plain)
     reached = [
-        [number, reach(plain, [plain] * number), reach(plain, [plain, shifted] * number, number)] for number in (1, 2, 4, 6)
+        [number, reach(plain, [plain] * number), reach(plain, [plain, shifted] * number, number)]
+        for number in (1, 2, 4, 6)
     ]
 
     def draw() -> Any:
