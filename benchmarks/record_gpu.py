@@ -28,6 +28,7 @@ from anyformer.train.progress import Metrics, read_metrics
 from anyformer.train.run import Run
 from anyformer.train.start import setup
 from anyformer_course.experiments import modifications
+from anyformer_course.lab import function_task
 from anyformer_course.lab.narang_table import row_named
 from anyformer_course.lab.runs import READER, reader, texts, writer
 
@@ -47,7 +48,7 @@ def runs(steps: int, batch: int, shared: Path, device: str) -> dict[str, Run]:
     )  # fmt: skip
     source = PythonDocs(library=False)
     held = Data(train=Held(source=source), valid=Held(source=source, out=True))
-    vocabulary = modifications.vocabulary(held, 4096, Place(shared, shared, device))
+    vocabulary = function_task.vocabulary(held, 4096, Place(shared, shared, device))
     for row in ("Vanilla Transformer", "Switch Transformer"):
         model = row_named(row).describe(modifications.size(192, 4, 4096))
         base = training_run("s", model, held, device, **sizes, objective=SpanCorruption())

@@ -32,8 +32,7 @@ except where another command is named.
 METHOD = """\
 Method: `anyformer lab run` continues after a trial that fails. If values become infinite, it names the trial
 and does not judge the claim, except where divergence is a result (norm placement, modifications, scaling laws).
-The times of scaling-laws, emergence, masking-rate, modifications and induction-heads are from a crowded
-machine, with up to 23 trainings on the card; the others ran one experiment at a time, with at most eight
+The times of masking-rate and modifications are from a crowded machine, with up to 23 trainings on the card; the others ran one experiment at a time, with at most eight
 trainings (electra together with next-sentence; two trainings at once of each of words-and-pictures, neighbours,
 sharing and what-tuning-changes, and two of another). Times of efficient attention are in
 [families.md](families.md), in-context regression in [regression.md](regression.md).
@@ -49,7 +48,7 @@ Run by `anyformer lab run NAME --form small` on two CPU cores. The time is the C
 SMALL = """\
 The small forms learn from a synthetic language with a few dozen words, four kinds of words and topics. Weights
 start with a standard deviation of 1 / sqrt(width) instead of GPT-2's 0.02; in positions and norm-placement,
-embeddings are multiplied by sqrt(width). The bounds of windows-and-pixels, words-and-pictures, images-by-data
+embeddings are multiplied by sqrt(width). The bounds of windows-and-pixels, words-and-pictures
 and speech-from-few-labels were set before the runs, the bounds of return-asked-and-reached after the results of one
 training.
 
@@ -92,6 +91,8 @@ def lab(records: list[Record]) -> Iterator[str]:
         yield text
     for record in records:
         parts = [f"It does not hold. Why, we think: {record['why']}"] if record["why"] else []
+        if judged_run(record) is None:
+            parts = [f"Not judged yet: {record['lecture']}."]
         parts = [wrap(part) for part in (*record["notes"], *parts)]
         if record["plot"]:
             parts.append(f"![{record['plot']['shows']}](plots/{record['plot']['file']})")

@@ -100,4 +100,4 @@ def test_a_page_that_is_wrong() -> None:
         lectures.result(row)
     assert lectures.result(row._replace(command="anyformer count gpt2", result="125M")) == "124M (124M)"
     assert not lectures.is_quoted("holds: 100 % ([lab](results/lab.md))")
-    assert lectures.is_quoted("without its induction heads ... keeps half ([lab](results/lab.md))")
+    assert lectures.is_quoted("eleven shots add ... at widths 8, 16 ([lab](results/lab.md))")

@@ -29,7 +29,7 @@ def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
 def test_forms(name: str) -> None:
     """Forms are ordered by cost, trials have distinct names, and a budget selects the largest form that fits."""
     forms = experiment(name).FORMS
-    assert [form for form in forms if form != "medium"] == ["tiny", "small", "full"]
+    assert [form for form in forms if form not in ("small", "medium")] == ["tiny", "full"]
     for kind in ("cpu", "cuda"):
         costs = [form.minutes(kind) for form in forms.values()]
         assert costs == sorted(costs)
@@ -67,32 +67,37 @@ def test_circles_of_letters() -> None:
     assert (1 - ELSEWHERE) ** 2 - 0.02 < share < 1 - ELSEWHERE / 2
 
 
-def test_an_empty_control_shows_nothing() -> None:
-    """If every head of the layer is an induction head, there is no control, and the verdict says so."""
-    from anyformer_course.experiments.induction_heads import EMPTY, claim
+def test_induction_heads_are_compared_with_random_heads() -> None:
+    """The claim needs a jump at every depth and with every seed, and a control that loses less."""
+    from anyformer_course.experiments.induction_heads import claim, plot
 
-    def learnt(seed: int, others: int, left: float, gained: float = 2.0) -> list[Row]:
-        falls = {"one": (0.0, -0.1, -0.2, -0.3), "two": (0.0, -0.1, -3.0, -4.0)}
-        curves = [{"kind": kind, "step": 2**i, "score": score, "head": 0.9} for kind, scores in falls.items()
-                  for i, score in enumerate(scores)]  # fmt: skip
-        silenced = [("one", "nothing", 0, -0.3), ("two", "nothing", 0, -4.0), ("two", "induction", 4 - others, -0.3),
-                    ("two", "others", others, left)]  # fmt: skip
-        names = ("kind", "without", "heads", "score")
-        curves += [{"kind": kind, "first": first, "last": 2 * first - 2, "loss": 3.0 - fall, "slope": -fall}
-                   for kind, end in (("one", 1.0), ("two", gained))
-                   for first, fall in ((3, 0.0), (5, end))]  # fmt: skip
-        return [{**row, "seed": seed} for row in [*curves, *(dict(zip(names, each)) for each in silenced)]]
+    def learnt(height: float = -3.0, best: float = -1.0, random: float = -3.6, gained: float = 2.0) -> list[Row]:
+        rows: list[Row] = []
+        for depth in (1, 2, 3):
+            for seed in range(2):
+                last = (depth, seed) == (3, 1)
+                middle = -0.1 if depth == 1 else height if last else -3.0
+                end = 1.0 if depth == 1 else gained if last else 2.0
+                scores = (0.0, -0.1, middle, -0.3 if depth == 1 else -4.0)
+                own: list[Row] = [{"step": 2**i, "score": score, "head": 0.9} for i, score in enumerate(scores)]
+                own += [{"first": first, "last": 2 * first - 2, "loss": 3.0 - fall, "slope": -fall}
+                        for first, fall in ((3, 0.0), (5, end))]  # fmt: skip
+                own.append({"without": "nothing", "heads": 0, "of": 8 * depth, "score": scores[-1]})
+                for heads in (1, 2 * depth):
+                    own += [{"without": name, "heads": heads, "of": 8 * depth, "score": score}
+                            for name, score in (("induction", best), ("random", random), ("random", -4.0))]  # fmt: skip
+                rows += [{"depth": depth, "seed": seed, **row} for row in own]
+        return rows
 
-    verdict = claim(learnt(0, 2, -3.8))
-    assert verdict.holds and verdict.figures["seeds with a control"] == 1
-    assert verdict.figures["kept without others, seed 0"] == pytest.approx(3.5 / 3.7)
-    empty = claim([*learnt(0, 0, -4.0), *learnt(1, 0, -4.0)])
-    assert empty.holds and EMPTY in empty.figures["seeds with a control"]
-    assert empty.figures["kept without others, seed 1"] == EMPTY and empty.figures["others, seed 1"] == 0
-    both = claim([*learnt(0, 0, -4.0), *learnt(1, 1, -3.8)])
-    assert both.holds and both.figures["seeds with a control"] == 1
-    assert not claim([*learnt(0, 0, -4.0), *learnt(1, 1, -1.0)]).holds  # the control loses too much
-    assert not claim([*learnt(0, 2, -3.8), *learnt(1, 2, -3.8, gained=1.9)]).holds  # too small a fall along a text
+    verdict = claim(learnt())
+    assert verdict.holds and verdict.figures["seeds with a jump, 3 layers"] == 2
+    name = "kept without a quarter of the heads, {}, 3 layers"
+    assert verdict.figures[name.format("the best induction heads")] == pytest.approx(0.7 / 3.7)
+    assert verdict.figures[name.format("random others")] == pytest.approx((3.3 / 3.7 + 1) / 2)
+    assert not claim(learnt(best=-2.4)).holds  # too much is kept
+    assert not claim(learnt(best=-1.9, random=0.5)).holds  # the control loses as much
+    assert not claim(learnt(gained=1.9)).holds  # too small a fall along a text
+    assert [*{label for axis in plot(learnt()).axes for label in axis.get_legend_handles_labels()[1]}]
 
 
 def test_made_up_language() -> None:
@@ -153,10 +158,10 @@ def test_every_seed_counts() -> None:
         for trial in positions.trials(**positions.FORMS["small"].values):
             own = {name: trial.values[name] for name in ("scheme", "seed")}
             last = own["seed"] == 2  # with the other seeds the claim holds
-            far = {"alibi": alibi if last else 1.0, "sinusoidal": sinusoidal if last else 1.5, "learned": None}
+            far = {"alibi": alibi if last else 1.0, "sinusoidal": sinusoidal if last else 1.5}
             found.append(own | dict.fromkeys(positions.PROPERTIES, own["scheme"] not in positions.ADDED))
             found[-1] |= dict.fromkeys(positions.LECTURE, own["scheme"] in ("sinusoidal", "rope"))
-            found += [own | {"times": 1, "loss": 1.0}, own | {"times": 4, "loss": far.get(own["scheme"], 1.1)}]
+            found += [own | {"times": 1, "loss": 1.0}, own | {"times": 4, "loss": far.get(own["scheme"], 1.2)}]
         return found
 
     assert positions.claim(schemes()).holds
@@ -169,21 +174,11 @@ def test_every_seed_counts() -> None:
         "yes", "no"
     }  # fmt: skip
     drawn = {line.get_label(): line.get_xydata().tolist() for line in losses.lines}
-    assert drawn["sinusoidal"] == [[1, 1.0], [4, 1.5]] and drawn["learned"] == [[1, 1.0]]  # not beyond length 1
-
-
-def test_pairs_of_sentences() -> None:
-    """Half of the pairs share a topic, as their label states."""
-    from anyformer_course.experiments.next_sentence import pairs
-    from anyformer_course.lab.made_up_language import Language
-
-    language, same = Language(words=3, topics=4), []
-    topics = {word: i for i, kinds in enumerate(language.lexicon) for words in kinds for word in words}
-    for row in pairs(language, 400):
-        first, second = ({topics[word] for word in row[side].split()[:-1]} for side in ("text", "pair"))
-        assert len(first) == len(second) == 1 and row["label"] == ("same" if first == second else "other")
-        same.append(row["label"] == "same")
-    assert 0.4 < sum(same) / len(same) < 0.6
+    assert drawn["sinusoidal"] == [[1, 1.0], [4, 1.5]] and drawn["learned"] == [[1, 1.0], [4, 1.2]]
+    for scheme in ("learned", "rope"):
+        wrong = [row | {"loss": 1.05} if (row["scheme"], row.get("times")) == (scheme, 4) and row["seed"] == 1 else row
+                 for row in schemes()]  # fmt: skip
+        assert not positions.claim(wrong).holds
 
 
 def test_a_training_that_diverges_is_told(

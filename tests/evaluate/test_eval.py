@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +18,8 @@ from anyformer import cli, families
 from anyformer.data import CSV, Bytes, Data, JSONLines, TextFiles
 from anyformer.evaluate import Evaluation
 from anyformer.evaluate.by_position import group_losses
+from anyformer.evaluate.class_report import class_scores, confusion
+from anyformer.evaluate.predictions import worst_mistakes
 from anyformer.evaluate.split import check_label_order
 from anyformer.inputs.tokenizer import Tokenizer
 from anyformer.objectives.answer import Answer, right_answers
@@ -116,11 +120,89 @@ def test_predictions_are_saved_and_scored_elsewhere(films: Path, capsys: pytest.
     saved = str(films / "said.jsonl")
     none = evaluated(capsys, str(films / "run"), "--metrics", "none", "--save", saved)
     assert "accuracy" not in none and "loss" in none
-    assert json.loads(Path(saved).read_text().splitlines()[1]) == {"predicted": 1, "wanted": 1}
+    second = json.loads(Path(saved).read_text().splitlines()[1])
+    text, label = (films / "test.csv").read_text().splitlines()[2].split(",")
+    score = second.pop("score")
+    names = af.spec(films / "run").labels
+    row = {"row": f"{films / 'test.csv'}:3", "text": text, "wanted": names[int(label)], "predicted": names[1]}
+    assert second == {**row, "right": True} and 0.5 < score <= 1
+    assert af.tasks.classify(films / "run", text)[0]["score"] == pytest.approx(score, abs=1e-4)
     assert evaluated(capsys, saved, str(films / "run"))["accuracy"] == 0.8
+    table = str(films / "said.csv")
+    evaluated(capsys, str(films / "run"), "--save", table)
+    assert Path(table).read_text().splitlines()[0] == "row,text,wanted,predicted,right,score"
+    assert evaluated(capsys, table, str(films / "run"))["accuracy"] == 0.8
     Path(saved).write_text("{}\n")
     assert cli.main(["eval", saved, str(films / "run")]) == 2
     assert "said.jsonl:1: not a prediction as written by --save" in capsys.readouterr().err
+
+
+def test_another_file(films: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file with another delimiter, for a run and for an exported model, whose labels are in its own order."""
+    lines = [line.split(",") for line in (films / "test.csv").read_text().splitlines()]
+    names = {"label": "label", "0": "no", "1": "yes"}
+    (films / "new.csv").write_text("\n".join(f"{names[label]};{text}" for text, label in lines))
+    found = evaluated(capsys, str(films / "run"), "--csv", str(films / "new.csv"))
+    assert (found["accuracy"], found["examples"], found["split"]) == (0.8, 20, str(films / "new.csv"))
+    model = af.load(films / "run")
+    model.spec = model.spec.with_labels(("yes", "no"))  # the weights now mean the opposite
+    af.save(model, films / "opposite")
+    for file in (films / "run").rglob("tokenizer*.json"):
+        (films / "opposite" / file.name).write_bytes(file.read_bytes())
+    new = ["--csv", str(films / "new.csv"), "--label", "label"]
+    assert cli.main(["eval", str(films / "opposite"), *new, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] == pytest.approx(0.2)
+    for more, why in (
+        (new, "those of the run; leave them out"),
+        (["--csv", str(films / "new.csv"), "--split", "test"], "give one of --csv, --split"),
+        (["--label", "label"], "--label goes with --csv"),
+    ):
+        assert cli.main(["eval", str(films / "run"), *more]) == 2
+        assert why in capsys.readouterr().err
+
+
+def test_a_report_of_the_mistakes(films: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (films / "run" / "report.html").write_text("<html><body>before</body></html>")
+    for _ in range(2):  # the second report replaces the first
+        assert cli.main(["eval", str(films / "run"), "--report", "--device", "cpu"]) == 0
+    out = capsys.readouterr().out.split("metric ")[-1]
+    mistakes = (films / "run" / "mistakes.csv").read_text().splitlines()
+    assert mistakes[0] == "row,text,wanted,predicted,score" and len(mistakes) == 5
+    rows = [{"wanted": "a", "predicted": "b", "right": False, "score": score} for score in (0.5, 0.9, 0.7)]
+    worst = worst_mistakes([*rows, {"wanted": "a", "predicted": "a", "right": True, "score": 1.0}])
+    assert [row["score"] for row in worst] == [0.9, 0.7, 0.5] and "4 mistakes, the worst first:" in out
+    numbers = [{"wanted": 1.0, "predicted": guess} for guess in (1.1, -4.0, 3.0)]
+    assert [row["predicted"] for row in worst_mistakes(numbers)] == [-4.0, 3.0, 1.1]
+    assert re.search(r"^yes +0\.\d{3} +0\.\d{3} +0\.\d{3} +\d+$", out, re.MULTILINE)
+    page = (films / "run" / "report.html").read_text()
+    assert (
+        page.count("Evaluation on test") == 1
+        and page.startswith("<html><body>before")
+        and page.endswith("</body></html>")
+    )
+    assert page.count("<tr>") == 1 + 2 + 1 + 4  # scores of two classes, and four mistakes
+
+
+def test_scores_by_class_are_those_of_sklearn() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    draw = np.random.default_rng(0)
+    labels = tuple("abcd")
+    wanted, predicted = draw.integers(0, 3, 50).tolist(), draw.integers(0, 4, 50).tolist()  # no example of d
+    counted = confusion(Classify(labels=labels), Predictions(predicted, wanted))
+    assert counted is not None
+    assert (counted.counts == metrics.confusion_matrix(wanted, predicted, labels=range(4))).all()
+    right = metrics.precision_recall_fscore_support(wanted, predicted, labels=range(4), zero_division=0)
+    assert np.allclose([each[1:] for each in counted.scores()], np.transpose(right))
+    pairs = counted.commonest()
+    assert pairs[0][2] == max(number for _, _, number in pairs) and all(a != b for a, b, _ in pairs)
+    assert sum(number for _, _, number in pairs) == sum(a != b for a, b in zip(wanted, predicted))
+    tags = (("O", "B-x", "I-x"), ("B-y", "O", "O")), (("O", "B-x", "O"), ("B-y", "O", "O"))
+    task = Tag(labels=("O", "B-x", "I-x", "B-y"))
+    counted = confusion(task, Predictions(*map(list, tags)))
+    assert counted is not None and counted.commonest() == [("O", "I-x", 1)]
+    pytest.importorskip("seqeval")
+    by_type = {each.name: each for each in class_scores(task, Predictions(*map(list, tags)), counted)}
+    assert by_type["x"].f1 == 0.0 and by_type["y"].f1 == 1.0 and by_type["x"].examples == 1
 
 
 def test_a_table_on_stdout(films: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,7 +223,7 @@ def test_mistakes(films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "no split 'tets'; did you mean 'test'?" in said(run, "--split", "tets")
     assert "metrics: no 'acuracy' for labels; did you mean 'accuracy'?" in said(run, "--metrics", "acuracy")
     assert "--num-beams is 0; it must be at least 1" in said(run, "--num-beams", "0")
-    assert "give a recipe: MODEL is not the folder of a run" in said(str(tmp_path))
+    assert "give a recipe or --csv FILE: MODEL is not the folder of a run" in said(str(tmp_path))
     assert "no recipe 'sst3'; did you mean 'sst2'?" in said(run, "sst3")
     (tmp_path / "empty.csv").write_text("text,label\n")
     assert "the test data has no usable example" in said(run, "--set", f"data.test.path={tmp_path}/empty.csv")

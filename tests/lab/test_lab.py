@@ -231,7 +231,6 @@ def test_many_workers_write_the_files_of_one(place: Path) -> None:
     (("grid", "run.json", "--set", 'objective={"kind": "Masked"}'), "a model that sees both sides"),
     (("run", "masking-rate", "--form", "tiny", "--data", "nothing.txt"), "nothing.txt: no such file or folder"),
     (("run", "masking-rate", "--form", "tiny", "--data", "empty.txt"), "--data empty.txt: it contains no text"),
-    (("run", "images-by-data", "--form", "tiny", "--data", "."), "--data .: no folder fashion_mnist in it"),
     (("grid", "run.json", "--set", "steps"), "--set takes PATH=VALUE,VALUE,..., got 'steps'"),
     (("grid", "shakespear"), "did you mean 'shakespeare'?"),
     (("grid", *GRID, "--on", "rays"), "did you mean 'ray'?"),

@@ -111,6 +111,54 @@ def test_every_row_of_a_validation_file_is_scored(place: Path, capsys: pytest.Ca
     assert len(Path("predicted.jsonl").read_text().splitlines()) == 21
 
 
+def test_own_files_for_validation_and_test(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every row is in the split of its file, whatever the file's delimiter; splits.csv lists them."""
+    (place / "valid.tsv").write_text("kind\ttext\n" + "good\tfine\nbad\tawful\n" * 5 + "odd\tunknown label\n")
+    (place / "test.jsonl").write_text(json.dumps({"text": "fine", "kind": "good"}) + "\n")
+    small = ["--set", "model.encoder.depth=1", "--set", "vocabulary.size=300"]
+    files = ["--valid", "valid.tsv", "--test", "test.jsonl"]
+    assert cli.main(["train", "--csv", "films.csv", "--label", "kind", *files, *TINY, *small]) == 0
+    rows = [line.split(",", 2) for line in Path("runs/films/splits.csv").read_text().splitlines()[1:]]
+    assert [sum(name == split for name, *_ in rows) for split in ("train", "valid", "test", "skipped")] == [
+        32,
+        10,
+        1,
+        1,
+    ]
+    assert rows[0] == ["train", "films.csv:2", ""] and rows[32][:2] == ["valid", "valid.tsv:2"]
+    assert rows[-2][:2] == ["skipped", "valid.tsv:12"] and "label 'odd' is not known" in rows[-2][2]
+    capsys.readouterr()
+    assert cli.main(["eval", "runs/films", "--json", "--device", "cpu"]) == 0
+    assert json.loads(capsys.readouterr().out)["examples"] == 1  # the test file
+    held = shown(capsys, "--csv", "films.csv", "--label", "kind", "--test", "films.jsonl")["data"]
+    assert held["valid"]["out"] is True and held["test"]["kind"] == "JSONLines"  # still held out for validation
+    texts = shown(capsys, "--text", "texts", "--valid", "hi.txt")["data"]
+    assert "stop" not in texts["train"] and texts["valid"]["path"] == "hi.txt"
+    for flag in ("--valid", "--class-weights"):
+        assert cli.main(["train", "quickstart", flag, "x"]) == 2
+        assert f"{flag} goes with --text" in capsys.readouterr().err
+
+
+def test_rare_classes_by_flags(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    label = ["--csv", "films.csv", "--label", "kind"]
+    run = shown(capsys, *label, "--class-weights", "balanced", "--oversample")
+    assert run["objective"]["balanced"] is True and run["data"]["train"]["kind"] == "Oversample"
+    assert run["data"]["valid"]["kind"] == "Held"
+    run = shown(capsys, *label, "--class-weights", "good=0.5,bad=2")
+    assert run["objective"]["class_weights"] == {"good": 0.5, "bad": 2.0}
+    rows = [{"text": "x", "of": topics} for topics in (["a"], ["a", "b"], [])]
+    (place / "topics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert shown(capsys, "--jsonl", "topics.jsonl", "--label", "of")["objective"]["kind"] == "MultiLabel"
+    for more, why in (
+        ([*label, "--class-weights", "good"], 'write "balanced", or label=number'),
+        ([*label, "--class-weights", "goood=2"], "did you mean 'good'?"),
+        (["--text", "texts", "--oversample"], "need one label per example"),
+        (["--csv", "films.csv", "--multi-label", ","], "--multi-label needs --label"),
+    ):
+        assert cli.main(["train", *more]) == 2
+        assert why in capsys.readouterr().err
+
+
 def test_the_model_has_the_tokens_of_the_vocabulary(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`vocabulary.size` sets both sizes, smaller and larger; the model has no tokens that are not in the texts."""
     small = ["--set", "model.encoder.depth=1", "--set", "vocabulary.size=290"]
@@ -259,7 +307,7 @@ def test_a_description_of_no_family_learns_labels(place: Path, capsys: pytest.Ca
     (("--csv", "bad.csv", "--label", "kind"), "bad.csv: column 'kind' has a single value, 'good', in all 2 rows (3 rows"
      " skipped: 2 because column 'kind' is empty, 1 because 1 values for 2 columns)"),
     (("--csv", "films.csv", "--label", "id", "--column", "text"), "'id' has a different value in each of its 32 rows"),
-    (("--csv", "films.csv", "--target", "kind", "--label", "kind"), "give --label or --target, not both"),
+    (("--csv", "films.csv", "--target", "kind", "--label", "kind"), "give one of --label, --target and --prompt"),
     (("--csv", "films.csv", "--target", "kindd", "--column", "text"), "no column 'kindd'; did you mean 'kind'?"),
     (("--csv", "none.csv", "--target", "kind"), "none.csv: no row has a text in 'text' and in 'kind'"),
     (("--text", "none.txt"), "none.txt: too little text; the last tenth is held out"),

@@ -3,21 +3,34 @@
 MODEL is a model folder, a run's folder (its best checkpoint by validation; RUN@last is the newest) or a hub id. RECIPE
 gives the data and the objective: a recipe, a run.json or a run's folder (default: MODEL, if it is a run's folder).
 MODEL may also be a file that --save wrote: its predictions are scored again, for example on a machine that has the
-metric libraries."""
+metric libraries.
+
+--csv FILE (or --jsonl, --text, --images, --tags) evaluates on another file with the columns of the run. If MODEL is not
+the folder of a run, --csv needs --label or --target as in `anyformer train`. --report prints the scores of each class,
+which classes are confused, and the worst mistakes; the folder of a run gets them in report.html and mistakes.csv."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from anyformer.cli.settings import device_flag
+from anyformer.cli.own_data import data_flags, delimiter_of, given_kinds, own_run
+from anyformer.cli.settings import device_flag, setting
 from anyformer.cli.texts import as_json
+from anyformer.cli.train import find_run
+
+if TYPE_CHECKING:
+    from anyformer.data import Source
+    from anyformer.evaluate import Evaluation
+    from anyformer.train.run import Run
 
 SPLITS = ("test", "valid", "train")
 BY = ("position",)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+MATRIX = 12  # more classes than this are listed as pairs, not as a matrix
+LISTED = 10  # mistakes and pairs of classes that are printed
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("model", metavar="MODEL", help="a model folder, a run's folder, or a hub id")
     add("recipe", metavar="RECIPE", nargs="?", help="data and objective: a recipe or a run.json")
     add("--split", metavar="NAME", help="split to evaluate: test, valid or train (default: test if there is one)")
+    data_flags(parser)
     add(
         "--metrics",
         metavar="NAMES",
@@ -36,7 +50,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--most", type=int, metavar="N", help="evaluate only the first N examples")
     add("--set", metavar="PATH=VALUE", action="append", default=[], help="set a field of the recipe; can be repeated")
     add("--data", metavar="DIR", default="data", help="folder of the data sets (default: data/)")
-    add("--save", metavar="FILE", help="also write every prediction to a file, one JSON object per line")
+    add("--save", metavar="FILE", help="also write each prediction, with its row, input and score (.jsonl, .csv, .tsv)")
+    add("--report", action="store_true", help="also print scores by class, confusions and the worst mistakes")
     add("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
     device_flag(parser)
     add("--json", action="store_true", help="print a JSON object")
@@ -49,13 +64,16 @@ def run(options: argparse.Namespace) -> None:
         given = getattr(options, name)
         if given is not None and given not in valid:
             raise ValueError(f"no {name} {given!r}; {nearest(given, valid)}")
-    if options.by and (options.metrics or options.save):
-        raise ValueError("--by position computes the loss only; leave --metrics and --save out")
+    if options.by and (options.metrics or options.save or options.report):
+        raise ValueError("--by position computes the loss only; leave --metrics, --save and --report out")
     for name in ("num_beams", "batch", "most"):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
-    scores, facts = evaluate_model(options)
+    kinds = given_kinds(options)
+    if len(kinds) > 1 or (kinds and options.split):
+        raise ValueError(f"give one of {', '.join(f'--{name}' for name in (*kinds, *['split'] * bool(options.split)))}")
+    scores, facts, evaluation = evaluate_model(options)
     if options.json:
         print(as_json({**facts, **scores}))
         return
@@ -71,6 +89,8 @@ def run(options: argparse.Namespace) -> None:
         )
         return
     table(("metric", "value"), [(name, f"{value:.4f}") for name, value in scores.items()], right=(1,))
+    if options.report:
+        print_report(evaluation, options.model, facts["split"])
 
 
 def position_row(each: dict[str, Any]) -> tuple[str, ...]:
@@ -80,79 +100,138 @@ def position_row(each: dict[str, Any]) -> tuple[str, ...]:
     return index, f"{each['tokens']:,}", f"{each['loss']:.4f}", slope
 
 
-def evaluate_model(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the scores, and the facts about model and data that are printed with them."""
+def described_run(options: argparse.Namespace, home: Path) -> Run:
+    """Return the run that gives the objective and the columns."""
+    from anyformer.specs.codec import override
+    from anyformer.train.run import description_of
+    from anyformer.weights import hub
+
+    if options.recipe is not None or (home / "run.json").is_file():
+        if options.label or options.target or options.column:
+            raise ValueError("--label, --target and --column are those of the run; leave them out")
+        return find_run(options.recipe or str(home), options.data, options.set)[0]
+    if not home.exists() and not hub.in_cache(options.model):
+        raise ValueError(f"{hub.no_such_folder(options.model)}; with a hub id, give a recipe too")
+    if not given_kinds(options):
+        raise ValueError("give a recipe or --csv FILE: MODEL is not the folder of a run, so its data is unknown")
+    run = own_run(options)
+    theirs = description_of(run.model).labels
+    if set(theirs) == set(run.objective.labels):  # in the order of the model
+        run = run.replace(objective=run.objective.replace(labels=theirs))
+    return override(run, dict(setting(text) for text in options.set))
+
+
+def select_source(run: Run, options: argparse.Namespace) -> tuple[str, Source]:
+    """Return the data to evaluate on, and its name: a split of the run, or another file."""
+    from anyformer.data import First
+    from anyformer.data.other_files import with_file
+    from anyformer.evaluate.split import select_split
+
+    kinds = given_kinds(options)
+    if kinds:
+        split: str = getattr(options, kinds[0])
+        source = with_file(run.data.train, split, delimiter=delimiter_of(options), encoding=options.encoding)
+    else:
+        split, source = select_split(run.data, options.split)
+    return split, source if options.most is None else First(source=source, count=options.most)
+
+
+def evaluate_model(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any], Evaluation]:
+    """Return the scores, the facts about model and data that are printed with them, and the evaluation."""
     from anyformer.cli.terminal import progress, spinner
-    from anyformer.cli.train import find_run
     from anyformer.weights import hub
 
     home = Path(hub.run_of(options.model)[0]).expanduser()
-    names = None if options.metrics is None else [name for name in options.metrics.split(",") if name]
-    names = [] if names == ["none"] else names
-    if options.recipe is None and not (home / "run.json").is_file():
-        if not home.exists() and not hub.in_cache(options.model):
-            raise ValueError(f"{hub.no_such_folder(options.model)}; with a hub id, give a recipe too")
-        raise ValueError("give a recipe: MODEL is not the folder of a run, so its data is unknown")
-    options.recipe = options.recipe or str(home)
-    description, _ = find_run(options.recipe, options.data, options.set)
+    description = described_run(options, home)
     with spinner(f"reading {options.model}"):
         from anyformer.checkpoint import load
-        from anyformer.data import First
         from anyformer.data.prepare import report_skipped
         from anyformer.evaluate import Evaluation
-        from anyformer.evaluate.split import evaluate, select_split, tokenizer_in, write_predictions
+        from anyformer.evaluate.predictions import prediction_rows, write_rows
+        from anyformer.evaluate.split import evaluate, evaluate_by_position, tokenizer_in
         from anyformer.kernels import hardware
         from anyformer.objectives.metrics import TEXTS
 
-        split, source = select_split(description.data, options.split)
-        source = source if options.most is None else First(source=source, count=options.most)
-        device = hardware.device(options.device)
-        if names is None:  # the usual metrics of the task and those of the run
-            usual = Evaluation(source, description.objective, None).names
-            names = [*dict.fromkeys((*usual, *description.evaluate.metrics))]
+        split, source = select_source(description, options)
+        names = metric_names(options.metrics, description)
+        facts: dict[str, Any] = {"model": str(home), "recipe": description.name, "split": split}
         if home.is_file():
-            if options.by:
-                raise ValueError("--by position needs a model; a file of predictions has no losses")
-            return score_predictions(
-                home, Evaluation(source, description.objective, None, names), description.name, split
-            )
-        folder = hub.resolve(options.model)
+            return score_predictions(home, Evaluation(source, description.objective, None, names), facts, options)
+        device, folder = hardware.device(options.device), hub.resolve(options.model)
         tokenizer = tokenizer_in(folder, description.vocabulary is not None)
         skip = description.data.unfit == "skip"
         evaluation = Evaluation(source, description.objective.ready(tokenizer), tokenizer, names, skip=skip)
         if options.save is not None and Path(options.save).is_dir():
             raise ValueError(f"--save {options.save} is a folder")
         model = load(folder, dtype=options.dtype, device=device)
+    facts["model"] = str(folder)
     row: dict[str, Any] = {"length": description.batch.length, "seed": description.seed}
     if options.by:
         from dataclasses import asdict
 
-        from anyformer.evaluate.split import evaluate_by_position
-
         with spinner(f"{description.name}, {split}"):
             groups = evaluate_by_position(model, split, evaluation, options.batch, **row)
-        facts = {
-            "model": str(folder),
-            "recipe": description.name,
-            "split": split,
-            "examples": len(evaluation.split or ()),
-        }
-        return {"positions": [asdict(group) for group in groups]}, facts
+        facts["examples"] = len(evaluation.split or ())
+        return {"positions": [asdict(group) for group in groups]}, facts, evaluation
     with progress(f"{description.name}, {split}") as advance:
         settings = {"size": options.batch, "num_beams": options.num_beams, "progress": advance}
         scores = evaluate(model, split, evaluation, **settings, **row)
     for line in report_skipped({split: evaluation.split}) if evaluation.split is not None else ():
         print(line, file=sys.stderr)
     if options.save is not None:
-        write_predictions(Path(options.save), evaluation)
-    count = len(evaluation.examples[0] if evaluation.answered is not None else evaluation.split or ())
-    beams = {"num_beams": options.num_beams} if evaluation.metrics is TEXTS else {}
-    return scores, {"model": str(folder), "recipe": description.name, "split": split, "examples": count, **beams}
+        write_rows(Path(options.save), prediction_rows(evaluation))
+    facts["examples"] = len(evaluation.examples[0] if evaluation.answered is not None else evaluation.split or ())
+    facts |= {"num_beams": options.num_beams} if evaluation.metrics is TEXTS else {}
+    return scores, facts, evaluation
 
 
-def score_predictions(path: Path, evaluation: Any, name: str, split: str) -> tuple[dict[str, float], dict[str, Any]]:
-    from anyformer.evaluate.split import read_predictions
+def metric_names(given: str | None, run: Run) -> list[str]:
+    """Return the metrics to compute: those of --metrics, or all metrics of the task and of the run."""
+    from anyformer.objectives.metrics import installed
 
-    answered = read_predictions(path)
-    facts = {"model": str(path), "recipe": name, "split": split, "examples": len(answered.wanted)}
-    return evaluation.score(answered), facts
+    if given is not None:
+        return [] if given == "none" else [name for name in given.split(",") if name]
+    task = run.objective.task
+    usual = installed(task.metrics) if task.metrics else ()
+    return [*dict.fromkeys((*usual, *task.loss_metrics, *run.evaluate.metrics))]
+
+
+def score_predictions(
+    path: Path, evaluation: Evaluation, facts: dict[str, Any], options: argparse.Namespace
+) -> tuple[dict[str, float], dict[str, Any], Evaluation]:
+    from anyformer.evaluate.predictions import read_predictions
+
+    if options.by or options.report:
+        what = "--by position" if options.by else "--report"
+        raise ValueError(f"{what} needs a model; this is a file of predictions")
+    answered = read_predictions(path, evaluation.task)
+    return evaluation.score(answered), {**facts, "examples": len(answered.wanted)}, evaluation
+
+
+def print_report(evaluation: Evaluation, model: str, split: str) -> None:
+    """Print the scores of each class, confusions and the worst mistakes. The folder of a run gets them too."""
+    from anyformer.cli.terminal import table
+    from anyformer.evaluate.class_report import class_scores, confusion, matrix_rows, shorten
+    from anyformer.evaluate.predictions import prediction_rows, worst_mistakes
+    from anyformer.evaluate.report_page import add_to_report
+    from anyformer.weights import hub
+
+    rows = prediction_rows(evaluation)
+    assert evaluation.answered is not None
+    counted = confusion(evaluation.task, evaluation.answered)
+    scores = class_scores(evaluation.task, evaluation.answered, counted) if counted is not None else []
+    if counted is not None:
+        cells = [(each.name, *(f"{value:.3f}" for value in each[1:4]), f"{each.examples:,}") for each in scores]
+        table(("class", "precision", "recall", "f1", "examples"), cells, right=(1, 2, 3, 4))
+        if len(counted.labels) <= MATRIX:
+            header, counts = matrix_rows(counted)
+            table(header, counts, right=range(1, len(header)))
+        else:
+            pairs = [(right, wrong, str(number)) for right, wrong, number in counted.commonest()[:LISTED]]
+            table(("class", "predicted as", "times"), pairs, right=(2,))
+    wrong = worst_mistakes(rows)
+    print(f"{len(wrong):,} mistakes, the worst first:" if "right" in rows[0] else "the largest errors:")
+    if wrong:
+        table([*wrong[0]], [[shorten(value, 60) for value in row.values()] for row in wrong[:LISTED]])
+    if written := add_to_report(Path(hub.run_of(model)[0]).expanduser(), split, wrong, counted, scores):
+        print(f"written: {', '.join(map(str, written))}")

@@ -47,7 +47,7 @@ def parser_of(action: str) -> Parser:
     if action == "run":
         parser.add_argument("--budget", type=float, metavar="MINUTES", help="time limit (default: 2, on a GPU 4)")
         parser.add_argument("--form", metavar="NAME", help="run this form, without a time limit")
-        what = "text files to train on, for experiments with text; for images-by-data a folder with fashion_mnist"
+        what = "text files to train on, for experiments with text"
         parser.add_argument("--data", metavar="PATH", help=what)
     if action == "grid":
         parser.add_argument("recipe", metavar="NAME", help="a recipe, a run.json, a run's folder, or a name of the zoo")

@@ -15,11 +15,11 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anyformer.cli.own_data import KINDS, data_flags, delimiter_of, given_kinds, own_run
 from anyformer.cli.settings import device_flag, setting
 
 if TYPE_CHECKING:
@@ -28,46 +28,18 @@ if TYPE_CHECKING:
     from anyformer.train.trainer import Trainer
 
 LOGS = ("tensorboard", "wandb")
-OWN = ("text", "csv", "jsonl", "images", "tags")  # flags for the user's own data
-APPLIES_TO = {  # a flag -> the data flags that it applies to
-    "label": ("csv", "jsonl", "tags"),
-    "target": ("csv", "jsonl"),
-    "column": ("csv", "jsonl", "tags"),
-    "model": OWN,
-    "delimiter": ("csv",),
-    "encoding": ("text", "csv", "jsonl", "tags"),
-}
-
-
-class Once(argparse.Action):
-    """A flag that may be given only once; otherwise the second value would silently replace the first."""
-
-    def __call__(self, parser: Any, namespace: Any, value: Any, flag: str | None = None) -> None:
-        if getattr(namespace, self.dest) is not None:
-            parser.error(f"{flag} is given twice; give it once")
-        setattr(namespace, self.dest, value)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("recipe", metavar="RECIPE", nargs="?", help="a recipe, a run.json, or a run's folder")
-    add("--text", metavar="PATH", help="train a language model on a text file or a folder of them")
-    add("--csv", metavar="FILE", help="train on this table, CSV or TSV; see --label")
-    add("--jsonl", metavar="FILE", help="train on this file of JSON lines; see --label")
-    add("--images", metavar="DIR", help="train an image classifier on a folder with a folder per class")
-    add("--tags", metavar="FILE", help="train a tagger of words: CoNLL columns, or JSON lines")
-    add("--label", metavar="COLUMN", action=Once, help="column to predict; with --tags a name, or a number from 1")
-    add("--target", metavar="COLUMN", action=Once, help="column of texts to write, such as translations")
-    add(
-        "--column",
-        metavar="COLUMN",
-        action="append",
-        default=[],
-        help="column of the texts (twice for pairs); with --tags of the words",
-    )
-    add("--delimiter", metavar="CHAR", help="delimiter of --csv (default: detected)")
-    add("--encoding", metavar="NAME", help="encoding of the files (default: detected)")
+    data_flags(parser)
+    add("--valid", metavar="FILE", help="file (or folder) for validation (default: a tenth of the data)")
+    add("--test", metavar="FILE", help="file (or folder) that `anyformer eval` tests on")
+    add("--class-weights", metavar="WEIGHTS", help='"balanced", or weights of rare classes: spam=3,fraud=10')
+    add("--oversample", action="store_true", help="repeat the rows of rare classes")
     add("--model", metavar="NAME|FOLDER", help="model for your data: a name of the zoo, or a folder to train further")
+    add("--lora", type=int, metavar="RANK", nargs="?", const=8, help="train low-rank adapters only (default rank: 8)")
     add("--list", action="store_true", help="list the recipes")
     add("--set", metavar="PATH=VALUE", action="append", default=[], help="set a field of the run; can be repeated")
     add(
@@ -91,24 +63,22 @@ def run(options: argparse.Namespace) -> None:
     if options.list:
         show_recipes()
         return
-    given = [name for name in ("recipe", *OWN) if getattr(options, name) is not None]
+    given = ["RECIPE"] * (options.recipe is not None) + [f"--{kind}" for kind in given_kinds(options)]
     if not given:
-        own = ", ".join(f"--{name}" for name in OWN)
+        own = ", ".join(f"--{name}" for name in KINDS)
         raise ValueError(f"give a recipe (--list shows them), a run.json, a run's folder, or one of {own}")
     if len(given) > 1:
-        raise ValueError(f"give one of {', '.join('RECIPE' if n == 'recipe' else f'--{n}' for n in given)}")
-    for name, kinds in APPLIES_TO.items():
-        if getattr(options, name) and given[0] not in kinds:
-            raise ValueError(f"--{name} goes with {', '.join(f'--{kind}' for kind in kinds)}")
-    if options.csv and not options.label and not options.target:
-        raise ValueError("--csv needs --label COLUMN, the column to predict, or --target COLUMN, the texts to write")
-    if options.label and options.target:
-        raise ValueError("give --label or --target, not both")
+        raise ValueError(f"give one of {', '.join(given)}")
+    for name in ("model", "valid", "test", "class_weights", "oversample"):
+        if getattr(options, name) and options.recipe is not None:
+            raise ValueError(f"--{name.replace('_', '-')} goes with {', '.join(f'--{kind}' for kind in KINDS)}")
     for name in options.log:
         if name not in LOGS:
             raise ValueError(f"--log {name}; {nearest(name, LOGS)}")
     description, out = run_and_folder(options)
     description = description.replace(freeze=(*description.freeze, *options.freeze))
+    if options.lora is not None:
+        description = with_lora(description, options.lora, options.set)
     if options.show:
         from anyformer.specs.codec import to_json
 
@@ -129,41 +99,53 @@ def show_recipes() -> None:
 def run_and_folder(options: argparse.Namespace) -> tuple[Run, str]:
     """Return the run and its default folder."""
     if options.recipe is None:
+        from anyformer.data.other_files import with_splits
         from anyformer.specs.codec import override
 
         run = own_run(options)
+        reading = {"delimiter": delimiter_of(options), "encoding": options.encoding}
+        run = run.replace(data=with_splits(run.data, options.valid, options.test, **reading))
+        run = with_balance(run, options.class_weights, options.oversample)
         return override(run, dict(setting(text) for text in options.set)), f"runs/{run.name}"
     return find_run(options.recipe, options.data, options.set, options.resume)
 
 
-def own_run(options: argparse.Namespace) -> Run:
-    """Return a run on the user's own data. Rank 0 reports on stderr how the data is read."""
-    from anyformer.recipes.shared.own_text import from_table, from_text
+def with_lora(run: Run, rank: int, changes: Sequence[str]) -> Run:
+    """Return a run that trains adapters, with ten times its learning rate unless --set changes the rate."""
+    from anyformer.transforms.lora import LoRA
 
-    def tell(line: str) -> None:
-        if os.environ.get("RANK", "0") == "0":
-            print(line, file=sys.stderr)
+    own_rate = any(change.startswith("optimizer.lr=") for change in changes)
+    optimizer = run.optimizer if own_rate else run.optimizer.replace(lr=10 * run.optimizer.lr)
+    return run.replace(lora=LoRA(rank=rank, alpha=2.0 * rank), optimizer=optimizer)
 
-    if options.images is not None:
-        from anyformer.recipes.shared.own_images import from_images
 
-        return from_images(options.images, options.model, tell=tell)
-    if options.tags is not None:
-        from anyformer.recipes.shared.own_tags import from_tags
+def with_balance(run: Run, weights: str | None, oversample: bool) -> Run:
+    """Return a run in which rare classes count more (`weights`), or are repeated."""
+    from anyformer.data import Oversample
+    from anyformer.objectives.classify import Classify
+    from anyformer.objectives.images import ClassifyImage
 
-        if len(options.column) > 1:
-            raise ValueError("--tags reads one --column of words")
-        words = options.column[0] if options.column else None
-        return from_tags(options.tags, words, options.label, options.model, encoding=options.encoding, tell=tell)
-    if options.text is not None:
-        return from_text(options.text, options.model, encoding=options.encoding, tell=tell)
-    path, reading = options.csv or options.jsonl, {"encoding": options.encoding, "jsonl": options.jsonl is not None}
-    reading["delimiter"] = {"tab": "\t", "\\t": "\t"}.get(options.delimiter, options.delimiter)
-    if options.target is not None:
-        from anyformer.recipes.shared.own_pairs import from_pairs
+    if not weights and not oversample:
+        return run
+    objective = run.objective
+    if not isinstance(objective, Classify | ClassifyImage) or not objective.labels:
+        raise ValueError("--class-weights and --oversample need one label per example; see --label and --images")
+    if oversample:
+        run = run.replace(data=run.data.replace(train=Oversample(source=run.data.splits["train"])))
+    if weights == "balanced":
+        return run.replace(objective=objective.replace(balanced=True))
+    if weights:
+        run = run.replace(objective=objective.replace(class_weights=dict(map(class_weight, weights.split(",")))))
+    return run
 
-        return from_pairs(path, options.target, options.column, options.model, **reading, tell=tell)
-    return from_table(path, options.label, options.column, options.model, **reading, tell=tell)
+
+def class_weight(text: str) -> tuple[str, float]:
+    """ "spam=3" -> ("spam", 3.0)"""
+    label, _, weight = text.rpartition("=")
+    try:
+        return label.strip(), float(weight)
+    except ValueError:
+        raise ValueError(f'--class-weights {text}: write "balanced", or label=number with commas between') from None
 
 
 def find_run(name: str, data: str, changes: Sequence[str], resume: bool = False) -> tuple[Run, str]:

@@ -1,11 +1,13 @@
 """Data for training: sources, vocabularies, records on disk, the order of the examples, and batches."""
 
 from anyformer.data.captions import Captions, Worded
+from anyformer.data.conversations import Conversations
 from anyformer.data.episodes import Episodes
 from anyformer.data.loader import Loader, StepBatches
 from anyformer.data.media import ImageFolder, JoinedRecordings, Recordings, SoundFolder
 from anyformer.data.mixed import MixedPlan, plan_of
 from anyformer.data.mixture import Mixture, Share, TextToText
+from anyformer.data.oversample import Oversample
 from anyformer.data.plan import Plan
 from anyformer.data.prepare import Data, Splits, prepare, tokenizer_digest
 from anyformer.data.shards import DataSplit
@@ -25,10 +27,9 @@ from anyformer.data.vocabulary import (
 
 __all__ = [
     "Data", "Splits", "DataSplit", "prepare", "Plan", "MixedPlan", "plan_of", "Loader", "StepBatches",
-    "tokenizer_digest", "Source", "Row", "Beside", "Held", "First", "Numbers", "Where", "Mixture", "Share",
-    "TextToText", "TextFiles",
-    "ParallelText", "Columns", "PythonDocs", "JSONLines", "CSV", "TSV", "Parquet", "HFDataset", "Arrays", "IDX",
-    "SQuAD", "Captions", "Worded", "Episodes", "ImageFolder", "SoundFolder", "Recordings", "JoinedRecordings",
-    "Vocabulary", "Bytes", "TrainedBPE", "TrainedUnigram", "TrainedWordPiece", "Words", "Stored", "texts_of",
-    "open_table",
+    "tokenizer_digest", "Source", "Row", "Beside", "Held", "First", "Numbers", "Where", "Oversample", "Mixture",
+    "Share", "TextToText", "TextFiles", "ParallelText", "Columns", "PythonDocs", "JSONLines",
+    "CSV", "TSV", "Parquet", "HFDataset", "Arrays", "IDX", "SQuAD", "Captions", "Conversations", "Worded",
+    "Episodes", "ImageFolder", "SoundFolder", "Recordings", "JoinedRecordings", "Vocabulary", "Bytes",
+    "TrainedBPE", "TrainedUnigram", "TrainedWordPiece", "Words", "Stored", "texts_of", "open_table",
 ]  # fmt: skip

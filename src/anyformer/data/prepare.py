@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import dataclasses
 import functools
 import hashlib
@@ -88,6 +89,14 @@ class Splits:
         """Raise ValueError if records on disk have changed."""
         for _, split in self.items():
             split.verify()
+
+    def write_rows(self, path: Path) -> None:
+        """Write a CSV with the split of every row, and why it was skipped if it was."""
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(("split", "row", "problem"))
+            for name, split in self.items():
+                writer.writerows(("skipped" if problem else name, place, problem) for place, problem in split.rows())
 
     def report(self) -> list[str]:
         """Return one line about skipped rows and one about truncated rows, if there are any."""
@@ -188,8 +197,9 @@ def _write_rows(
             problem = f"{size:,} tokens; the limit is {limit:,} (batch.length)"
         if problem and not unread and unfit == "error":
             raise ValueError(f"{where}: {problem}; to skip such rows, set data.unfit='skip'")
+        if not more:
+            writer.row(where, problem)
         if problem:
-            writer.problem(where, problem)
             continue
         writer.truncate(truncated)
         for record in records:

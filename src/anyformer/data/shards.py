@@ -3,6 +3,7 @@
     folder/index.json             fields, shards, parts of a mixture, problems, digest of all records
     folder/00000.input_ids        the concatenated numbers of all records, in the smallest integer type that fits
     folder/00000.input_ids.sizes  numbers per record; absent if the field is a scalar
+    folder/rows.csv               every row of the data, and why it has no record
 
 A folder is written under a temporary name and renamed at the end, so it is complete or absent.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import bisect
 import copy
+import csv
 import dataclasses
 import functools
 import hashlib
@@ -28,6 +30,7 @@ from anyformer.specs.part import conform
 from anyformer.weights.io import read_json, write_json
 
 FORMAT = 1
+ROWS = "rows.csv"
 SHARD_BYTES = 64 * 2**20  # size of a shard before its integers are narrowed
 SHOWN = 20  # problems stored; all are counted
 NARROW = [np.dtype(kind) for kind in ("uint8", "uint16", "int16", "int32", "int64")]
@@ -119,6 +122,12 @@ class DataSplit:
             raise ValueError(f"{name} has {starts[-1]} numbers, not {ends[-1]}")
         return RecordColumn(name, np.dtype(dtype), scalar, starts, parts, ends)
 
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """Yield the place of every row of the data, and why it has no record; nothing for an older folder."""
+        if (self.folder / ROWS).is_file():
+            with (self.folder / ROWS).open(encoding="utf-8", newline="") as file:
+                yield from ((place, problem) for place, problem in csv.reader(file))
+
     def verify(self) -> None:
         """Raise ValueError if the digest of the records, computed shard by shard, is not the one in index.json."""
         digest = hashlib.sha256()
@@ -184,8 +193,8 @@ class DataSplit:
 
 
 class Writer:
-    """Writes the files of a DataSplit. Use it in a `with` statement; only one Writer per folder at a time. Call `add`
-    for each record and `problem` for each row without a record."""
+    """Writes the files of a DataSplit. Use it in a `with` statement; only one Writer per folder at a time. Call `row`
+    for each row of the data, and `add` for each of its records."""
 
     def __init__(self, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
         self.folder, self.shard_bytes = folder, shard_bytes
@@ -204,10 +213,13 @@ class Writer:
         for abandoned in self.folder.parent.glob(f".{self.folder.name}.*.tmp"):  # left by killed processes
             shutil.rmtree(abandoned, ignore_errors=True)
         self.work.mkdir(parents=True)
+        self.rows = (self.work / ROWS).open("w", encoding="utf-8", newline="")
+        self.listed = csv.writer(self.rows, lineterminator="\n")
         return self
 
     def __exit__(self, kind: type | None, *_: object) -> None:
         try:
+            self.rows.close()
             if kind is None:
                 self._finish()
         finally:
@@ -237,10 +249,12 @@ class Writer:
         total = sum(self.counts) + sum(not more for _, more in self.buffer)
         self.parts[name] = total - sum(self.parts.values())
 
-    def problem(self, place: str, why: str) -> None:
-        self.bad += 1
-        if len(self.problems) < SHOWN:
-            self.problems.append(f"{place}: {why}")
+    def row(self, place: str, problem: str = "") -> None:
+        """List a row of the data; `problem`: why it has no record."""
+        self.listed.writerow((place, problem))
+        self.bad += bool(problem)
+        if problem and len(self.problems) < SHOWN:
+            self.problems.append(f"{place}: {problem}")
 
     def truncate(self, tokens: int) -> None:
         """Count the tokens that were cut off the next row."""

@@ -71,12 +71,14 @@ class Evaluation:
         self.names = usual if names is None else tuple(names)
         check(self.task, self.names)
         self.left_out: list[str] = []
+        self.places: list[str] = []  # "file:line" of each example
         self.answered: Predictions | None = None  # predictions of the last call
 
     @functools.cached_property
     def examples(self) -> tuple[list[Example], list[list[Record]]]:
         """All examples, and the records that the objective makes of each."""
         examples, records = [], []
+        self.places = []
         for row in self.source.rows(self.task.columns):
             encoded = encode_row(row, self.task, self.tokenizer)
             if encoded.problem and not encoded.unread and not self.skip:
@@ -85,6 +87,7 @@ class Evaluation:
                 self.left_out.append(f"{encoded.place}: {encoded.problem}")
                 continue
             examples.append(row.example or {})
+            self.places.append(row.place)
             records.append(encoded.records)
             if len(examples) == self.most:
                 break
@@ -126,7 +129,7 @@ class Evaluation:
     def score(self, answered: Predictions) -> dict[str, float]:
         """Return the metrics of predictions."""
         known = self.metrics.functions if self.metrics else {}
-        return {name: known[name](*answered) for name in self.names if name in known}
+        return {name: known[name](answered.predicted, answered.wanted) for name in self.names if name in known}
 
 
 def check(objective: Objective, names: Sequence[str]) -> None:

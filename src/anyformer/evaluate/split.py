@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,13 +12,12 @@ from torch import nn
 
 from anyformer.data import Data, Loader, Plan, Source
 from anyformer.data.prepare import length_limit, prepare_split
-from anyformer.data.source import lines
 from anyformer.evaluate import Evaluation, mean_losses
 from anyformer.evaluate.by_position import PositionLoss, losses_by_position
 from anyformer.inputs.tokenizer import Tokenizer, check_vocabulary_size
 from anyformer.models import TransformerModule, position_limit
 from anyformer.objectives.causal import NextToken
-from anyformer.objectives.objective import Objective, Predictions, Predictor
+from anyformer.objectives.objective import Objective, Predictor
 from anyformer.specs.messages import quote
 
 SPLITS = ("test", "valid", "train")
@@ -124,27 +122,3 @@ def evaluate_by_position(
     with split_batches(model, split, evaluation, size, length, seed) as loader_for, loader_for(task) as steps:
         each = (batch for step in steps for batch, real in zip(step.batches, step.real, strict=True) if real)
         return losses_by_position(model, each)
-
-
-def read_predictions(path: Path) -> Predictions:
-    """Read the predictions in a file that `write_predictions` wrote."""
-    answered = Predictions([], [])
-    for number, line, _ in lines(path):
-        try:
-            row = json.loads(line or "")
-            answered.predicted.append(row["predicted"])
-            answered.wanted.append(row["wanted"])
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{path}:{number}: not a prediction as written by --save") from None
-    if not answered.predicted:
-        raise ValueError(f"{path}: no predictions")
-    return answered
-
-
-def write_predictions(path: Path, evaluation: Evaluation) -> None:
-    """Write one JSON object per line: the prediction and the right answer."""
-    if evaluation.answered is None:
-        raise ValueError("there are no predictions to save: only the loss was computed; name a metric")
-    with path.open("w", encoding="utf-8") as file:
-        for predicted, wanted in zip(*evaluation.answered):
-            file.write(json.dumps({"predicted": predicted, "wanted": wanted}, ensure_ascii=False) + "\n")

@@ -43,6 +43,16 @@ class MaskingTokenizer(ChatTokenizer, Protocol):
     def _text(self, text: str) -> str: ...
 
 
+PLAIN = """{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {{- 'Assistant:' }}
+        {%- generation %}{{- ' ' + message.content + (eos_token or '') }}{%- endgeneration %}
+    {%- else %}
+        {{- ('User' if message.role == 'user' else message.role | capitalize) + ': ' + message.content }}
+    {%- endif %}
+    {{- '\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- 'Assistant:' }}{% endif %}"""  # for models without a template
 TEMPLATE_CHARACTERS = 300_000  # ten times the longest published template
 DEPTH = 64  # nesting of messages, tools and documents
 GENERATION_MARK = "generation_mark"  # variable that jinja_sandbox.py writes on both sides of {% generation %}

@@ -55,16 +55,26 @@ class TrialGrid:
     ['bert-0', 'bert-1', 'gpt-0', 'gpt-1']
     >>> trials(width=16)[1].values
     {'kind': 'gpt', 'seed': 0, 'width': 16}
+    >>> trials = TrialGrid("{size}-{seed}", size="sizes", seed="seeds", where=lambda each: each["size"] > each["seed"])
+    >>> [trial.name for trial in trials(sizes=[1, 2], seeds=2)]
+    ['1-0', '2-0', '2-1']
 
     An axis is a sequence of values, or names the form's value that lists or counts them (default: one). The form's
-    other values are part of every trial, and so is the result of `derive`, a function of a trial's values. With `data`,
-    trials have the path of --data or None. Spaces in names become dashes.
+    other values are part of every trial, and so is the result of `derive`, a function of a trial's values. If `where`
+    is given, only combinations for which it returns True are trials. With `data`, trials have the path of --data or
+    None. Spaces in names become dashes.
     """
 
     def __init__(
-        self, name: str, *, data: bool = False, derive: Callable[[Values], Values] | None = None, **axes: Any
+        self,
+        name: str,
+        *,
+        data: bool = False,
+        derive: Callable[[Values], Values] | None = None,
+        where: Callable[[Values], bool] | None = None,
+        **axes: Any,
     ) -> None:
-        self.name, self.data, self.derive, self.axes = name, data, derive, axes
+        self.name, self.data, self.derive, self.where, self.axes = name, data, derive, where, axes
 
     def __call__(self, **values: Any) -> list[Trial]:
         listed = [values.pop(axis, 1) if isinstance(axis, str) else axis for axis in self.axes.values()]
@@ -73,6 +83,8 @@ class TrialGrid:
         trials = []
         for chosen in itertools.product(*(range(each) if isinstance(each, int) else each for each in listed)):
             each = dict(zip(self.axes, chosen, strict=True)) | values
+            if self.where and not self.where(each):
+                continue
             each |= self.derive(each) if self.derive else {}
             trials.append(Trial(self.name.format(**each).replace(" ", "-"), each))
         return trials

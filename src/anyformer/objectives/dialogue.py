@@ -15,27 +15,34 @@ from anyformer.models.base import TransformerModule
 from anyformer.objectives.batches import Batch, Record, pad_rows, pad_texts
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.examples import array, field
-from anyformer.objectives.objective import PERPLEXITY, Objective
+from anyformer.objectives.metrics import TEXTS, Metrics
+from anyformer.objectives.objective import PERPLEXITY, Example, Objective, Predictions, Predictor
 from anyformer.specs.field_types import TwoOrMore
 
 
 class Dialogue(Objective, called=("SFT", "instruction tuning", "chat", "supervised fine-tuning")):
     """Column "messages", a list of {"role": ..., "content": ...} with any number of turns, and optionally "tools". The
-    checkpoint's chat template formats them. A conversation of more than `length` tokens is truncated after the last
-    answer that fits."""
+    checkpoint's chat template formats them; without one, `chat.PLAIN`. A conversation of more than `length` tokens is
+    truncated after the last answer that fits. Metrics compare the last answer with the one that the model generates."""
 
     optional_columns: ClassVar[tuple[str, ...]] = ("tools",)
     command: ClassVar[str] = "chat RUN"
     loss_metrics: ClassVar[tuple[str, ...]] = PERPLEXITY
     columns: ClassVar[tuple[str, ...]] = ("messages",)
+    metrics: ClassVar[Metrics] = TEXTS
 
     length: TwoOrMore | None = None
     template: str | None = None  # default: the checkpoint's template
 
     def ready(self, tokenizer: Any) -> Self:
         if tokenizer is None:
-            raise ValueError("conversations need a checkpoint with a tokenizer and a chat template")
-        return self.replace(template=chat.choose(tokenizer, self.template))  # records depend on the template
+            raise ValueError("conversations need a checkpoint with a tokenizer")
+        usual = self.template or ("" if chat.templates(tokenizer) else chat.PLAIN)
+        return self.replace(template=chat.choose(tokenizer, usual or None))  # records depend on the template
+
+    def tokenizer_settings(self, tokenizer: Any) -> dict[str, Any]:
+        own = self.template is not None and self.template not in chat.templates(tokenizer).values()
+        return {"chat_template": self.template} if own else {}
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         messages = field(example, "messages")
@@ -61,6 +68,22 @@ class Dialogue(Objective, called=("SFT", "instruction tuning", "chat", "supervis
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         return {**pad_texts(records, pad), "labels": pad_rows([record["labels"] for record in records], IGNORED)}
+
+    def predict(self, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Predictions:
+        """Generate the last answer of each conversation."""
+        asked, wanted = [], []
+        for example in examples:
+            messages = example["messages"]
+            last = max(i for i, message in enumerate(messages) if message.get("role") == "assistant")
+            tools = example.get("tools")
+            ids = chat.encode(job.tokenizer, messages[:last], template=self.template, tools=tools)
+            asked.append({"input_ids": array(ids), "labels": array(ids)})
+            wanted.append(str(messages[last]["content"]).strip())
+        return Predictions(job.texts(self, asked, num_beams=job.num_beams), wanted)
+
+    def inputs_of(self, example: Example) -> dict[str, Any]:
+        asked = [message["content"] for message in example["messages"] if message.get("role") != "assistant"]
+        return {"prompt": str(asked[-1]) if asked else ""}
 
     def module(self, model: TransformerModule) -> nn.Module:
         return NextToken().module(model)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from anyformer.inputs.image import Images
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.batches import Batch, Record, scalars
+from anyformer.objectives.class_weights import balanced_weights, check_class_weights, weights_in_batch
 from anyformer.objectives.examples import field, label_of
 from anyformer.objectives.heads import head_of, logits_of
 from anyformer.objectives.metrics import LABELS, TWO_LABELS, Metrics
@@ -21,6 +22,7 @@ from anyformer.objectives.objective import Baseline, Example, HeadInputs, Object
 from anyformer.parts.head.classify import ClassifyModule
 from anyformer.specs.field_types import Chance, Natural
 from anyformer.specs.messages import quote
+from anyformer.specs.part import Table
 
 NUM_RANDOM = 8  # random numbers in [0, 1) that are drawn each time an image is seen
 
@@ -116,10 +118,21 @@ class ClassifyImage(LabelledPictures):
     smoothing: Chance = 0.0  # label smoothing
     cut: Chance = 0.0  # probability of CutMix
     erase: Chance = 0.0  # probability of random erasing
+    class_weights: Mapping[str, float] = Table()  # label -> weight; default 1
+    balanced: bool = False  # weights from the training data: all labels count equally
+
+    def check(self) -> None:
+        super().check()
+        check_class_weights(self.class_weights, self.labels, self.balanced, type(self).__name__)
+        if self.cut and (self.class_weights or self.balanced):
+            raise ValueError("ClassifyImage: class weights cannot be combined with cut, which mixes two labels")
 
     @property
     def plain(self) -> Self:
-        return self.replace(smoothing=0.0) if self.smoothing else self
+        return self.replace(smoothing=0.0, class_weights={}, balanced=False)
+
+    def with_class_counts(self, counts: Mapping[str, int]) -> Self:
+        return self.replace(class_weights=balanced_weights(counts), balanced=False) if self.balanced else self
 
     @property
     def metrics(self) -> Metrics:
@@ -130,7 +143,9 @@ class ClassifyImage(LabelledPictures):
         return None if self.smoothing else "labels"
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
-        batch = {**super().collate(records, pad), "labels": scalars(records, "label")}
+        labels = scalars(records, "label")
+        batch = {**super().collate(records, pad), "labels": labels}
+        batch |= weights_in_batch(labels, self.class_weights, self.labels)
         return {**batch, "chance": chances(records)} if (self.cut or self.erase) and "chance" in records[0] else batch
 
     def module(self, model: TransformerModule) -> nn.Module:
@@ -141,7 +156,7 @@ class ClassifyImage(LabelledPictures):
         return model
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        return {"loss": float(len(batch["labels"]))}
+        return {"loss": float(batch["class_weight"].sum()) if self.class_weights else float(len(batch["labels"]))}
 
     def losses(self, trained: Any, batch: Batch) -> dict[str, Tensor]:
         return super().losses(trained, self.paste_boxes(batch) if trained.training and "chance" in batch else batch)
@@ -166,6 +181,8 @@ class ClassifyImage(LabelledPictures):
         loss = F.cross_entropy(logits, batch["labels"], **options)
         if "share" in batch:
             loss = torch.lerp(loss, F.cross_entropy(logits, batch["other_labels"], **options), batch["share"])
+        if self.class_weights:
+            loss = loss * batch["class_weight"]
         return {"loss": loss.sum()}
 
     def predict(self, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Predictions:

@@ -9,7 +9,9 @@ transcripts (`wer`, `cer`).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import operator
 import re
 import string
 import warnings
@@ -50,6 +52,24 @@ def _binary_f1(predicted: Values, wanted: Values) -> float:
     return _sklearn("f1_score", zero_division=0)(predicted, wanted)
 
 
+def _set_f1(average: str) -> Metric:
+    """F1 of sets of labels: over all decisions ("micro"), or the mean over labels that occur ("macro")."""
+
+    def score(predicted: Values, wanted: Values) -> float:
+        names = sorted({name for sets in (predicted, wanted) for names in sets for name in names})
+        if not names:
+            return 1.0  # nothing applies, and nothing was predicted
+        chosen = ([[name in own for name in names] for own in sets] for sets in (wanted, predicted))
+        return float(_function("sklearn.metrics", "f1_score")(*chosen, average=average, zero_division=0))
+
+    return score
+
+
+def _same_set(predicted: Values, wanted: Values) -> float:
+    """Return the share of examples with exactly the right labels."""
+    return sum({*mine} == {*theirs} for mine, theirs in zip(predicted, wanted)) / len(predicted)
+
+
 def _correlation(name: str) -> Metric:
     def score(predicted: Values, wanted: Values) -> float:
         stats = _library("scipy.stats", name)
@@ -73,6 +93,14 @@ def _entities(name: str) -> Metric:
             return float(getattr(seqeval, name)(*([list(row) for row in rows] for rows in (wanted, predicted))))
 
     return score
+
+
+def entity_report(predicted: Values, wanted: Values) -> dict[str, dict[str, float]]:
+    """Return precision, recall, F1 and number of examples ("support") of each type of entity, and their averages."""
+    seqeval = _library("seqeval.metrics", "scores of entities")
+    rows = ([list(row) for row in rows] for rows in (wanted, predicted))
+    found: dict[str, dict[str, float]] = seqeval.classification_report(*rows, output_dict=True, zero_division=0)
+    return found
 
 
 def _word_accuracy(predicted: Values, wanted: Values) -> float:
@@ -182,7 +210,9 @@ class Metrics:
     functions: Mapping[str, Metric]
     usual: tuple[str, ...]  # the default metrics; the others need one more library, or two labels
     trial: tuple[Values, Values]  # predictions that every metric can score, to detect a missing library at once
+    more: tuple[str, ...] = ()  # metrics that `anyformer eval` also computes if their library is installed
     lower_is_better: bool = False
+    right: Callable[[Any, Any], bool] | None = operator.eq  # (predicted, wanted); None: a prediction is never exact
 
 
 LABELS = Metrics(
@@ -197,11 +227,18 @@ LABELS = Metrics(
     trial=((0, 1), (0, 1)),
 )
 TWO_LABELS = dataclasses.replace(LABELS, usual=("accuracy", "f1", "matthews"))
+LABEL_SETS = Metrics(
+    "sets of labels",
+    {"micro_f1": _set_f1("micro"), "macro_f1": _set_f1("macro"), "exact_match": _same_set},
+    usual=("micro_f1", "macro_f1", "exact_match"),
+    trial=((["a"], []), (["a"], ["b"])),
+)
 NUMBERS = Metrics(
     "numbers",
     {"pearson": _correlation("pearsonr"), "spearman": _correlation("spearmanr")},
     usual=("pearson", "spearman"),
     trial=((0.0, 1.0), (0.0, 1.0)),
+    right=None,
 )
 TAGS = Metrics(
     "tags",
@@ -219,6 +256,7 @@ ANSWERS = Metrics(
     {"exact_match": _answers(same_answer), "f1": _answers(shared_words)},
     usual=("exact_match", "f1"),
     trial=(("a",), (("a",),)),
+    right=lambda predicted, wanted: any(same_answer(predicted, one) for one in wanted or [""]),
 )
 TEXTS = Metrics(
     "texts",
@@ -230,8 +268,10 @@ TEXTS = Metrics(
         "exact_match": _identical,
         **{name: _rouge(name) for name in ("rouge1", "rouge2", "rougeL", "rougeLsum")},
     },
-    usual=("bleu", "bleu_lower", "chrf"),
+    usual=("bleu", "bleu_lower", "chrf", "exact_match"),
+    more=("rouge1", "rouge2", "rougeL", "rougeLsum", "bleu_tokenized"),
     trial=(("a",), ("a",)),
+    right=lambda predicted, wanted: predicted in _references([wanted])[0],
 )
 TRANSCRIPTS = Metrics(
     "transcripts",
@@ -240,6 +280,16 @@ TRANSCRIPTS = Metrics(
     trial=(("a",), ("a",)),
     lower_is_better=True,
 )
+
+
+def installed(metrics: Metrics) -> list[str]:
+    """Return the default metrics, and those of the others whose library is installed."""
+    found = list(metrics.usual)
+    for name in metrics.more:
+        with contextlib.suppress(ValueError):  # the library is missing
+            metrics.functions[name](*metrics.trial)
+            found.append(name)
+    return found
 
 
 def check(names: Sequence[str], metrics: Metrics | None, losses: Sequence[str]) -> None:

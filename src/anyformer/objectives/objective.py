@@ -40,6 +40,7 @@ from anyformer.specs.part import Part
 
 Example = Mapping[str, Any]  # a raw example: column -> value
 Baseline = Literal["tokens", "labels"]  # whose counts give the loss that a model has to beat
+ANSWERS = frozenset(("label", "tags", "target", "answers"))  # columns of right answers
 PERPLEXITY = ("perplexity",)
 LOSS_METRICS = (*PERPLEXITY, "bits_per_byte")  # metrics that follow from the mean loss per token
 
@@ -47,6 +48,7 @@ LOSS_METRICS = (*PERPLEXITY, "bits_per_byte")  # metrics that follow from the me
 class Predictions(NamedTuple):
     predicted: list[Any]
     wanted: list[Any]
+    scores: list[float] | None = None  # the probability of each predicted label
 
 
 class Objective(Part):
@@ -71,6 +73,11 @@ class Objective(Part):
     def labels(self) -> tuple[str, ...]:
         """Names of the classes, in the order of the scores."""
         return ()
+
+    @property
+    def problem(self) -> str | None:
+        """The kind of labels that a classification head gets ("regression"); None: it follows from the labels."""
+        return None
 
     @property
     def extra_tokens(self) -> int:
@@ -130,9 +137,17 @@ class Objective(Part):
         """Return this objective with the facts that it needs about the tokenizer. A second call changes nothing."""
         return self
 
+    def with_class_counts(self, counts: Mapping[str, int]) -> Self:
+        """Return this objective with what depends on the number of training examples of each class."""
+        return self
+
     @property
     def source_fields(self) -> dict[str, Any]:
         """Fields for the `source` of the trained description: settings of labels that tasks need at inference."""
+        return {}
+
+    def tokenizer_settings(self, tokenizer: Any) -> dict[str, Any]:
+        """Return settings of the tokenizer with which the trained model reads its inputs."""
         return {}
 
     def write_settings(self, folder: Path) -> Path | None:
@@ -189,6 +204,11 @@ class Objective(Part):
     def predict(self, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Predictions:
         """Return predictions and right answers, if there are `metrics`. `records` has the records of each example."""
         raise TypeError(f"{type(self).__name__} has no metrics, so it makes no predictions")
+
+    def inputs_of(self, example: Example) -> dict[str, Any]:
+        """Return the inputs of an example that can be read in a table: its texts and numbers, without the answer."""
+        names = [name for name in self.columns if name not in ANSWERS]
+        return {name: example[name] for name in names if isinstance(example[name], str | int | float | list | tuple)}
 
     def target_bytes(self, example: Example) -> int:
         """Return the number of bytes of the text that is predicted."""
@@ -247,10 +267,11 @@ class Predictor:
         return logits
 
     def labels(self, objective: Objective, records: Sequence[list[Record]]) -> Predictions:
-        """Return the likeliest label of each record, and its "label"."""
+        """Return the likeliest label of each record with its probability, and its "label"."""
         rows = [record for (record,) in records]
-        predicted = [int(scores.argmax()) for scores in self.logits(objective, rows)]
-        return Predictions(predicted, [int(record["label"]) for record in rows])
+        likeliest = [logits.float().softmax(-1).max(-1) for logits in self.logits(objective, rows)]
+        predicted, scores = [int(each.indices) for each in likeliest], [float(each.values) for each in likeliest]
+        return Predictions(predicted, [int(record["label"]) for record in rows], scores)
 
     def texts(self, objective: Objective, records: Sequence[Record], **options: Any) -> list[str]:
         """Generate a text for each record, with the `options` of generate (default: greedy), up to a stop string.

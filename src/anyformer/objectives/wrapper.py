@@ -52,6 +52,12 @@ class ObjectiveWrapper(Objective):
     def ready(self, tokenizer: Any) -> Self:
         return self.replace(of=self.of.ready(tokenizer))
 
+    def with_class_counts(self, counts: Mapping[str, int]) -> Self:
+        return self.replace(of=self.of.with_class_counts(counts))
+
+    def tokenizer_settings(self, tokenizer: Any) -> dict[str, Any]:
+        return self.of.tokenizer_settings(tokenizer)
+
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record | list[Record]:
         return self.of.encode(example, tokenizer)
 

@@ -3,9 +3,11 @@
 # fmt: off
 
 from anyformer.data.captions import Captions as Captions, Worded as Worded
+from anyformer.data.conversations import Conversations as Conversations
 from anyformer.data.episodes import Episodes as Episodes
 from anyformer.data.media import Folder as Folder, ImageFolder as ImageFolder, JoinedRecordings as JoinedRecordings, Recordings as Recordings, SoundFolder as SoundFolder
 from anyformer.data.mixture import Mixture as Mixture, Share as Share, TextToText as TextToText
+from anyformer.data.oversample import Oversample as Oversample
 from anyformer.data.prepare import Data as Data
 from anyformer.data.source import Beside as Beside, Files as Files, First as First, Held as Held, Numbers as Numbers, Source as Source, Subset as Subset, Where as Where
 from anyformer.data.table import Arrays as Arrays, CSV as CSV, HFDataset as HFDataset, IDX as IDX, JSONLines as JSONLines, Parquet as Parquet, SQuAD as SQuAD, TSV as TSV
@@ -38,6 +40,7 @@ from anyformer.objectives.masked import Masked as Masked
 from anyformer.objectives.masked_image import MaskedImage as MaskedImage
 from anyformer.objectives.mass import MASS as MASS
 from anyformer.objectives.match import Captioned as Captioned, MatchImage as MatchImage
+from anyformer.objectives.multi_label import MultiLabel as MultiLabel
 from anyformer.objectives.objective import Objective as Objective
 from anyformer.objectives.permuted import Permuted as Permuted
 from anyformer.objectives.recordings import Sounds as Sounds

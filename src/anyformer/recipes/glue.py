@@ -78,12 +78,12 @@ def rows(source: TSV) -> int:
 def classify_run(name: str, model: Pretrained, data: Data, length: int | None = None, **settings: Any) -> Run:
     """Fine-tune a model for a task; `settings` are the other fields of the run."""
     task = TASKS[name]
-    bounds = {} if task.labels else {"low": 0.0, "high": 5.0}
+    objective = Classify(labels=task.labels, pair="pair" in task.columns, length=length)
     return Run(
         name=name,
         model=model.replace(labels=task.labels or ("similarity",)),
         data=data,
-        objective=Classify(labels=task.labels, pair="pair" in task.columns, length=length, **bounds),
+        objective=objective if task.labels else objective.replace(low=0.0, high=5.0),
         batch=Batch(examples=EXAMPLES),
         **settings,
     )

@@ -18,6 +18,7 @@ STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 table { border-collapse: collapse; } td { padding: .15rem 1.5rem .15rem 0; vertical-align: top; }
+table.grid th, table.grid td { padding: .15rem .7rem .15rem 0; border-bottom: 1px solid #ddd; text-align: left; }
 pre { background: #f6f6f4; padding: .7rem; overflow-x: auto; white-space: pre-wrap; border-radius: .3rem; }
 img { max-width: 100%; } summary { cursor: pointer; }
 """
@@ -145,6 +146,6 @@ def page(folder: Path, lines: list[dict[str, Any]], picture: bytes | None, basel
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}"><style>{STYLE}</style></head><body>'
-        f"<h1>{title}</h1><table>{table}</table>{image}{texts}"
+        f"<h1>{title}</h1><table>{table}</table>{image}<!-- evaluation --><!-- end of evaluation -->{texts}"
         f"<h2>Description</h2><details><summary>run.json</summary><pre>{described}</pre></details></body></html>\n"
     )

@@ -30,7 +30,6 @@ from anyformer.inputs.tokenizer import Tokenizer, check_vocabulary_size
 from anyformer.kernels import hardware
 from anyformer.models import Model, Tower, TransformerModule
 from anyformer.models.construct import build, skeleton
-from anyformer.objectives.classify import Classify
 from anyformer.objectives.objective import Objective
 from anyformer.parts.base import HasOutputLayer, HasVocabulary
 from anyformer.parts.diffusion import NoisyEmbedding
@@ -42,7 +41,7 @@ from anyformer.specs.codec import override, to_json
 from anyformer.specs.part import Table, thaw, walk
 from anyformer.train import parallel, record
 from anyformer.train.batch_memory import check_batch
-from anyformer.train.data_summary import describe_data, tokens_per_number
+from anyformer.train.data_summary import class_counts, describe_data, tokens_per_number
 from anyformer.train.learning_plan import LearningPlan, Phase, row_length
 from anyformer.train.progress import format_epochs
 from anyformer.train.run import Pretrained, Run, differences, read_run
@@ -101,6 +100,8 @@ def setup(
         with progress_line(tell, "preparing the data") as progress:
             splits = prepare(run.data, objective, tokenizer, records, length, progress)
             parallel.broadcast_result(splits.verify)
+        parallel.broadcast_result(lambda: splits.write_rows(folder / "splits.csv"))
+        objective = objective.with_class_counts(class_counts(splits.train, labels_of(objective)))
 
         def prepare_short(objective: Objective, length: int) -> DataSplit:
             part = Data(train=run.data.splits["train"], unfit=run.data.unfit)
@@ -320,7 +321,7 @@ def choose_input_files(
 
 def tokenizer_settings(model: TransformerModule, objective: Objective, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return tokenizer settings that encode texts as in training: the truncation length, and token types for pairs."""
-    settings: dict[str, Any] = {}
+    settings = objective.tokenizer_settings(tokenizer)
     if objective.truncates is not None and objective.truncates != tokenizer.max_length:
         settings["model_max_length"] = objective.truncates
     embedding = model.spec.embedding
@@ -363,8 +364,9 @@ def make_model(run: Run, tokenizer: Tokenizer | None) -> Any:
         model = build(with_special_tokens(run.model, tokenizer), seed=run.seed)
         run.objective.initialize(model)
     name_labels(model, labels)
-    if isinstance(model.spec.head, ClassifyHead) and isinstance(run.objective, Classify) and not labels:
-        model.spec, model.head.problem = override(model.spec, {"head.problem": "regression"}), "regression"
+    problem = run.objective.problem
+    if isinstance(model.spec.head, ClassifyHead) and problem in ("regression", "multi_label_classification"):
+        model.spec, model.head.problem = override(model.spec, {"head.problem": problem}), problem
     for part in (part for _, part in walk(run.objective) if isinstance(part, Objective)):
         model.spec = model.spec.replace(source=Table({**model.spec.source, **part.source_fields}))
     check_vocabulary_size(model, tokenizer)

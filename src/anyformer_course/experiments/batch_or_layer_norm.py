@@ -1,161 +1,143 @@
-"""Batch or layer norm: on text, statistics over a batch are worse than statistics of each vector.
+"""Batch or layer norm: with BatchNorm the outputs of a text depend on the other texts of its batch.
 
-A small BERT has LayerNorm, or BatchNorm with one mean and variance per feature over all tokens of the batch, which
-evaluation replaces by running statistics. Texts have equal or varied lengths, batches are small or large. Shen et al.
-[2020] explain the difference by the distance of a batch's statistics from the running statistics.
+Nothing is trained. A BERT with random weights has LayerNorm, or BatchNorm with one mean and variance per feature over
+all tokens of the batch. It reads a batch twice; the second time one text has other words, or all texts have more
+padding. Measured is the largest relative change of an output vector of the other texts, in double precision. LayerNorm
+does not use other texts [Ba et al. 2016]. In evaluation BatchNorm uses running statistics, so outputs differ from those
+in training; the statistics of text batches vary much [Shen et al. 2020].
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import product
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from anyformer.data import Data, Held
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.training import training_run
 from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
-from anyformer.models import Model
-from anyformer.objectives.masked import Masked
-from anyformer.parts.norm import BatchNorm, BatchNormModule, LayerNorm
+from anyformer.models import Model, TransformerModule
+from anyformer.models.construct import build
+from anyformer.parts.norm import BatchNorm, LayerNorm
 from anyformer.specs.codec import override
-from anyformer.train.progress import read_metrics
-from anyformer_course.lab.made_up_language import Language
-from anyformer_course.lab.runs import WORDS, held_out_loss, mean, reader
+from anyformer_course.lab.runs import READER_SIZE, mean, reader
 
 CLAIM = (
-    "the held-out loss is lower with LayerNorm at every batch size and for both kinds of lengths, with every seed; in "
-    "small batches BatchNorm's statistics are farther from the running statistics"
+    "if one text or the padding of a batch changes, outputs of the other texts change by at least 0.1 % with BatchNorm "
+    "in training, with every seed and batch size; with LayerNorm, and in evaluation, they do not change (at most 1e-9)"
+    "; in small batches, a changed text changes more, and training differs more from evaluation"
 )
 FORMS = {
-    "tiny": Form(0.2, 0.1, {"depth": 1, "width": 16, "steps": 4, "batches": [2, 4], "texts": 200, "seeds": 3}),
-    "small": Form(2, 0.5, {"depth": 2, "width": 32, "steps": 200, "batches": [4, 16], "texts": 10_000, "seeds": 3}),
-    "full": Form(90, 4, {"depth": 6, "width": 128, "steps": 2000, "batches": [4, 16, 64], "texts": 40_000, "seeds": 3}),
+    "tiny": Form(0.1, 0.1, {"depth": 1, "width": 16, "batches": [2, 4], "seeds": 2}),
+    "full": Form(1.5, 0.5, {"depth": 6, "width": 64, "batches": [2, 8, 32, 128], "seeds": 8}),
 }
-LENGTH, SENTENCES = 40, 4  # maximum tokens and sentences per text
-HELD_OUT = 512  # number of held-out texts
-LANGUAGE = Language(words=4)
+LENGTH, PADDING = 24, 8  # longest text, and columns of padding that are added
+WARMUP = 50  # batches that set BatchNorm's running statistics
+SMALLEST, EXACT = 1e-3, 1e-9  # bounds of the claim
 NORMS = {"layer": LayerNorm(eps=1e-12), "batch": BatchNorm()}
-LENGTHS = ("equal", "varied")
-trials = TrialGrid("{norm}-{lengths}-{batch}-{seed}", norm=NORMS, lengths=LENGTHS, batch="batches", seed="seeds")
+MODES, CHANGES = ("training", "evaluation"), ("text", "padding")
+trials = TrialGrid("{norm}-{seed}", norm=NORMS, seed="seeds")
 
 
 def norm_model(norm: str, width: int, depth: int) -> Model:
     """Return BERT with this kind of norm after both steps of every layer."""
-    size = LANGUAGE.size + len(WORDS.special)
-    described = reader("bert", "BertForMaskedLM", width, depth, 4, LENGTH, vocab_size=size)
+    described = reader("bert", "BertForMaskedLM", width, depth, 4, LENGTH + PADDING)
     steps = ("attention", "feedforward")
     return override(described, {f"encoder.layers.{step}.out_norm": NORMS[norm] for step in steps})
 
 
-def made_texts(number: int, lengths: str) -> list[str]:
-    """Return texts of 1 to 4 sentences, or texts cut to 16 words, which is about the mean length of the others."""
-    draw, texts = np.random.default_rng(0), []
-    for _ in range(number):
-        sentences = int(draw.integers(1, SENTENCES + 1)) if lengths == "varied" else SENTENCES
-        words = " ".join(LANGUAGE.text(draw, sentences)).split()
-        texts.append(" ".join(words[:16] if lengths == "equal" else words[: LENGTH - 2]))
-    return texts
+def draw_batch(batch: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return random texts of 4 to LENGTH tokens (B, LENGTH), and their mask: True for tokens."""
+    lengths = torch.randint(4, LENGTH + 1, (batch, 1), generator=draw)
+    is_token = torch.arange(LENGTH) < lengths
+    ids = torch.randint(4, READER_SIZE, (batch, LENGTH), generator=draw)
+    return ids.where(is_token, 0), is_token
 
 
+def change_batch(change: str, ids: Tensor, is_token: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Replace the words of the last text, or add padding to all texts."""
+    if change == "padding":
+        return torch.nn.functional.pad(ids, (0, PADDING)), torch.nn.functional.pad(is_token, (0, PADDING))
+    other = torch.randint(4, READER_SIZE, (LENGTH,), generator=draw)
+    return torch.cat([ids[:-1], other.where(is_token[-1], 0)[None]]), is_token
+
+
+def read_texts(model: TransformerModule, ids: Tensor, is_token: Tensor) -> Tensor:
+    """Return the output vectors (tokens, D) of all texts but the last."""
+    states = model(input_ids=ids, attention_mask=is_token.long(), output_hidden_states=True).hidden_states[-1]
+    return states[:-1][is_token[:-1]]
+
+
+def largest_change(before: Tensor, after: Tensor) -> float:
+    """Return the largest distance of a vector from its earlier value, relative to its norm."""
+    return float(((after - before).norm(dim=-1) / before.norm(dim=-1)).max())
+
+
+@torch.no_grad()
 def work(values: Values, place: Place) -> list[Row]:
-    lengths = values["lengths"]
-    source = place.texts(lengths, lambda: made_texts(values["texts"], lengths))
-    run = training_run(
-        "norm",
-        norm_model(values["norm"], values["width"], values["depth"]),
-        Data(train=Held(source=source), valid=Held(source=source, out=True)),
-        place.device,
-        steps=values["steps"],
-        batch=values["batch"],
-        length=LENGTH,
-        lr=3e-3 if values["width"] < 100 else 1e-3,
-        objective=Masked(length=LENGTH),
-        vocabulary=WORDS,
-        seed=values["seed"],
-    )
-    trainer, batch = place.train(run), values["batch"]
-    last = [line["loss"] for line in read_metrics(trainer.folder) if "loss" in line][-max(values["steps"] // 10, 1) :]
-    row: Row = {
-        "train": mean(last),
-        "held out": held_out_loss(trainer, trainer.objective, batch, most=HELD_OUT // batch),
-    }
-    with own_statistics(trainer.model) as distances:
-        row["own statistics"] = held_out_loss(trainer, trainer.objective, batch, most=HELD_OUT // batch)
-    return [row | {"distance": mean(distances) if distances else 0.0}]
+    rows: list[Row] = []
+    for batch in values["batches"]:
+        draw = torch.Generator().manual_seed(values["seed"])
+        model = build(norm_model(values["norm"], values["width"], values["depth"]), seed=values["seed"]).double()
+        for _ in range(WARMUP if values["norm"] == "batch" else 0):
+            read_texts(model.train(), *draw_batch(batch, draw))
+        ids, is_token = draw_batch(batch, draw)
+        outputs: dict[str, Tensor] = {}
+        for mode in reversed(MODES):  # evaluation first: a pass in training changes the running statistics
+            model.train(mode == "training")
+            outputs[mode] = read_texts(model, ids, is_token)
+            for change in CHANGES:
+                after = read_texts(model, *change_batch(change, ids, is_token, draw))
+                moved = largest_change(outputs[mode], after)
+                rows.append({"batch": batch, "mode": mode, "change": change, "moved": moved})
+        rows.append({"batch": batch, "gap": largest_change(outputs["training"], outputs["evaluation"])})
+    return rows
 
 
-@contextmanager
-def own_statistics(model: torch.nn.Module) -> Iterator[list[float]]:
-    """Use the statistics of each batch instead of running statistics. The yielded list gets, per batch and norm, the
-    distance of the batch's means from the running means in running standard deviations (mean over features)."""
-    norms = [module for module in model.modules() if isinstance(module, BatchNormModule)]
-    kept = [(norm.track_running_stats, norm.running_mean, norm.running_var) for norm in norms]
-    distances: list[float] = []
-
-    def measure(norm: BatchNormModule, inputs: tuple[Tensor]) -> None:
-        _, running, spread = kept[norms.index(norm)]
-        assert running is not None and spread is not None
-        distances.append(float(((inputs[0].flatten(0, -2).mean(0) - running).abs() / spread.sqrt()).mean()))
-
-    hooks = [norm.register_forward_pre_hook(measure) for norm in norms]
-    for norm in norms:
-        norm.track_running_stats, norm.running_mean, norm.running_var = False, None, None
-    try:
-        yield distances
-    finally:
-        for norm, hook, old in zip(norms, hooks, kept):
-            hook.remove()
-            norm.track_running_stats, norm.running_mean, norm.running_var = old
-
-
-def settings(rows: Sequence[Row], what: str) -> dict[tuple[str, str, int], list[float]]:
-    """Return (norm, lengths, batch) -> values, one per seed."""
-    values: dict[tuple[str, str, int], list[float]] = {}
+def moved(rows: Sequence[Row], norm: str, mode: str, change: str) -> dict[int, list[float]]:
+    """Return batch size -> changes of the other texts, one per seed."""
+    by_batch: dict[int, list[float]] = {}
     for row in rows:
-        values.setdefault((row["norm"], row["lengths"], row["batch"]), []).append(row[what])
-    return values
+        if (row["norm"], row.get("mode"), row.get("change")) == (norm, mode, change):
+            by_batch.setdefault(row["batch"], []).append(row["moved"])
+    return by_batch
+
+
+def gaps(rows: Sequence[Row]) -> dict[int, list[float]]:
+    """Return batch size -> differences between training and evaluation with BatchNorm, one per seed."""
+    by_batch: dict[int, list[float]] = {}
+    for row in rows:
+        if "gap" in row and row["norm"] == "batch":
+            by_batch.setdefault(row["batch"], []).append(row["gap"])
+    return by_batch
 
 
 def claim(rows: Sequence[Row]) -> Verdict:
-    held, with_batch, far = (settings(rows, what) for what in ("held out", "own statistics", "distance"))
-    batches = sorted({row["batch"] for row in rows})
-    results, better = {}, True
-    for lengths, batch in product(LENGTHS, batches):
-        name = f"{lengths} lengths, batch {batch}"
-        layer, other = (held[norm, lengths, batch] for norm in NORMS)
-        better = better and all(a < b for a, b in zip(layer, other, strict=True))
-        results[f"LayerNorm, {name}"], results[f"BatchNorm, {name}"] = mean(layer), mean(other)
-        results[f"BatchNorm, own statistics, {name}"] = mean(with_batch["batch", lengths, batch])
-        results[f"distance of the statistics, {name}"] = mean(far["batch", lengths, batch])
-    farther = all(
-        mean(far["batch", lengths, batches[0]]) > mean(far["batch", lengths, batches[-1]]) for lengths in LENGTHS
-    )
-    return Verdict(better and farther, results)
+    dependent = {change: moved(rows, "batch", "training", change) for change in CHANGES}
+    others = [row["moved"] for row in rows if "moved" in row and (row["norm"], row["mode"]) != ("batch", "training")]
+    results: dict[str, float] = {}
+    for change, by_batch in dependent.items():
+        results |= {f"BatchNorm in training, {change} changes, batch {b}": mean(each) for b, each in by_batch.items()}
+    results["BatchNorm in training, smallest"] = min(min(each) for d in dependent.values() for each in d.values())
+    results["LayerNorm, or in evaluation, largest"] = max(others)
+    results |= {f"BatchNorm, training against evaluation, batch {b}": mean(each) for b, each in gaps(rows).items()}
+    shrinks = all(mean(each[min(each)]) > mean(each[max(each)]) for each in (dependent["text"], gaps(rows)))
+    return Verdict(results["BatchNorm in training, smallest"] >= SMALLEST and max(others) <= EXACT and shrinks, results)
 
 
 def plot(rows: Sequence[Row]) -> Any:
-    figure, axes = figures.new(3, 1, 14, 4)
-    for axis, lengths in zip(axes[0], LENGTHS):
-        for number, (what, style) in enumerate((("train", ":"), ("own statistics", "--"), ("held out", "-"))):
-            for color, norm in enumerate(NORMS):
-                every = {key[2]: each for key, each in settings(rows, what).items() if key[:2] == (norm, lengths)}
-                axis.plot(
-                    [*every], [mean(each) for each in every.values()], style, color=f"C{color}",
-                    label=f"{norm} norm, {what}", marker="o" if number == 2 else None,
-                )  # fmt: skip
-        axis.set(xscale="log", xlabel="texts per batch", title=f"loss, {lengths} lengths")
-    for lengths in LENGTHS:
-        every = {key[2]: each for key, each in settings(rows, "distance").items() if key[:2] == ("batch", lengths)}
-        axes[0, 2].plot([*every], [mean(each) for each in every.values()], marker="o", label=f"{lengths} lengths")
-    axes[0, 2].set(xscale="log", xlabel="texts per batch", title="distance of a batch's means from the running means")
-    for axis in axes.flat:
+    figure, axes = figures.new(2, 1, 11, 4)
+    for axis, change in zip(axes[0], CHANGES):
+        shown = {f"{norm} norm, {mode}": moved(rows, norm, mode, change) for norm in NORMS for mode in MODES}
+        if change == "text":
+            shown["batch norm, training against evaluation"] = gaps(rows)
+        for number, (name, by_batch) in enumerate(shown.items()):
+            points = [max(mean(each), 1e-17) for each in by_batch.values()]  # exactly 0 is not on a log scale
+            axis.plot([*by_batch], points, "o-", markersize=12 - 2 * number, label=name, color=f"C{number}")
+        title = {"text": "one text changes", "padding": "the padding changes"}[change]
+        axis.set(xscale="log", yscale="log", xlabel="texts per batch", title=f"change of the other texts if {title}")
         axis.legend(frameon=False, fontsize=7)
         axis.grid(alpha=0.3)
     return figure

@@ -1,81 +1,104 @@
-"""Batch size: larger batches with larger rates learn masked words at least as well from the same number of examples.
+"""Batch size: in equal time, larger batches with larger rates learn masked words at least as well.
 
-A small BERT sees the same number of texts in batches of several sizes, each with several rates around a rate that grows
-with the square root of the batch size; the best rate is used. RoBERTa found large batches better for the same number of
-passes over the data [Liu et al. 2019, table 3: perplexity 3.99, 3.68 and 3.77 for batches of 256, 2,000 and 8,000].
+A small BERT is trained for the same number of seconds with batches of several sizes, each with several rates around a
+rate that grows with the square root of the batch size; the best rate is used. A short training of each size measures
+the seconds per step on this device, one after another, before the first trial starts. RoBERTa found large batches
+better for the same number of passes over the data [Liu et al. 2019, table 3: perplexity 3.99, 3.68 and 3.77 for batches
+of 256, 2,000 and 8,000], and they use a GPU better.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from itertools import product
 from typing import Any
 
-from anyformer.counting import count
+from filelock import FileLock
+
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.training import training_run
-from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.lab.trials import Place, Row, TrialGrid, Values, write
 from anyformer.look import figures
-from anyformer.models import Model
 from anyformer.objectives.masked import Masked
-from anyformer_course.lab.runs import WORDS, Language, mean, reader, texts
+from anyformer.train.progress import read_metrics
+from anyformer.train.run import Run
+from anyformer_course.lab.runs import READER, READER_SIZE, WORDS, Language, mean, reader, texts
 
 CLAIM = (
-    "at the same number of texts, with the best rate of each size and every seed, four times the smallest batch size "
-    "has a lower loss; the largest batch has a higher best rate than the smallest"
+    "in equal time, with the best rate of each size and every seed, four times the smallest batch size has a lower "
+    "loss; the largest batch has a higher best rate than the smallest"
 )
 FORMS = {
-    "tiny": Form(0.2, 0.1, {
-        "depth": 1, "width": 16, "texts": 64, "batches": [4, 16], "lr": 2e-3, "rates": [1.0], "seeds": 3
+    "tiny": Form(0.3, 0.1, {
+        "depth": 1, "width": 16, "seconds": 0.1, "probe": 4, "smallest": 4, "lr": 2e-3, "factors": [1.0],
+        "text": "made-up", "seeds": 2,
     }),
     "small": Form(2, 0.5, {
-        "depth": 2, "width": 32, "texts": 5120, "batches": [8, 32, 128], "lr": 2e-3, "rates": [0.5, 1.0, 2.0],
-        "seeds": 3,
+        "depth": 2, "width": 32, "seconds": 6, "probe": 30, "smallest": 8, "lr": 2e-3,
+        "factors": [0.5, 1.0, 2.0], "text": "made-up", "seeds": 3,
     }),
-    "full": Form(400, 4, {
-        "depth": 4, "width": 128, "texts": 128_000, "batches": [32, 128, 512], "lr": 5e-4, "rates": [0.5, 1.0, 2.0],
-        "seeds": 3,
+    "full": Form(60, 3, {
+        "depth": 4, "width": 128, "seconds": 12, "probe": 100, "smallest": 32, "lr": 5e-4,
+        "factors": [0.5, 1.0, 2.0], "text": "library", "seeds": 3,
     }),
 }  # fmt: skip
 LANGUAGE, LENGTH = Language(words=2), 32
 HIDDEN = 0.3  # share of masked words: with 0.15 a short training learns too little
+POWERS = (0, 1, 2)  # batches are 1, 4 and 16 times the smallest; rates grow with the square root
+trials = TrialGrid(
+    "batch-{batch}-{factor:g}-{seed}",
+    data=True,
+    power=POWERS,
+    factor="factors",
+    seed="seeds",
+    derive=lambda each: {
+        "batch": each["smallest"] * 4 ** each["power"],
+        "lr": each["lr"] * each["factor"] * 2 ** each["power"],
+    },
+)
 
 
-def trials(
-    depth: int, width: int, texts: int, batches: list[int], lr: float, rates: list[float], seeds: int,
-    data: str | None = None,
-) -> list[Trial]:  # fmt: skip
-    """`lr` is the middle rate of the smallest batch, scaled by sqrt(batch size); `rates` are factors to try."""
-    flops = count(masked_model(width, depth)).training_flops(LENGTH) * texts  # the same for all
-    same = {"depth": depth, "width": width, "texts": texts, "flops": flops, "data": data}
-    trials = []
-    for batch, factor, seed in product(batches, rates, range(seeds)):
-        rate = lr * factor * (batch / batches[0]) ** 0.5
-        trials.append(Trial(f"batch-{batch}-{rate:.2g}-{seed}", {"batch": batch, "lr": rate, "seed": seed, **same}))
-    return trials
-
-
-def masked_model(width: int, depth: int) -> Model:
-    size = LANGUAGE.size + len(WORDS.special)
-    return reader("bert", "BertForMaskedLM", width, depth, 4, LENGTH, vocab_size=size)
-
-
-def work(values: Values, place: Place) -> list[Row]:
-    run = training_run(
+def masked_run(values: Values, batch: int, steps: int, place: Place) -> Run:
+    """Return a training with the trial's rate on words of a made-up language or on bytes."""
+    by_words = values["text"] == "made-up" and values["data"] is None  # tokens are words, otherwise bytes
+    size = LANGUAGE.size + len(WORDS.special) if by_words else READER_SIZE
+    return training_run(
         "batch-size",
-        masked_model(values["width"], values["depth"]),
-        texts(place, "made-up", values["data"], LANGUAGE, 4000),
+        reader("bert", "BertForMaskedLM", values["width"], values["depth"], 4, LENGTH, vocab_size=size),
+        texts(place, values["text"], values["data"], LANGUAGE, 4000),
         place.device,
-        steps=values["texts"] // values["batch"],
-        batch=values["batch"],
+        steps=steps,
+        batch=batch,
         length=LENGTH,
         lr=values["lr"],
         objective=Masked(rate=HIDDEN),
-        vocabulary=WORDS,
+        vocabulary=WORDS if by_words else READER,
         seed=values["seed"],
-        batches=max(1024 // values["batch"], 1),  # the same number of texts for all
+        batches=max(1024 // batch, 1),  # the same number of texts for all
     )
-    return [{"loss": place.train(run).scores["loss"]}]
+
+
+def step_seconds(values: Values, place: Place) -> dict[str, float]:
+    """Return batch size -> mean seconds of a step. The first trial measures all sizes; the others wait for it."""
+    path = place.shared / "seconds.json"
+    place.shared.mkdir(parents=True, exist_ok=True)
+    with FileLock(place.shared / ".seconds.lock"):
+        if not path.is_file():
+            seconds: dict[str, float] = {}
+            for batch in (values["smallest"] * 4**power for power in POWERS):
+                trainer = place.train(masked_run(values, batch, values["probe"], place), name=f"probe-{batch}")
+                clock = [line["seconds"] for line in read_metrics(trainer.folder) if "loss" in line]
+                middle = len(clock) // 2  # the first steps are slower
+                seconds[str(batch)] = max((clock[-1] - clock[middle - 1]) / (len(clock) - middle), 1e-5)
+            write(path, json.dumps(seconds))
+    return json.loads(path.read_text("utf-8"))
+
+
+def work(values: Values, place: Place) -> list[Row]:
+    seconds = step_seconds(values, place)[str(values["batch"])]
+    steps = max(round(values["seconds"] / seconds), 1)
+    trainer = place.train(masked_run(values, values["batch"], steps, place))
+    return [{"loss": trainer.scores["loss"], "steps": steps, "step seconds": seconds}]
 
 
 def by_rate(rows: Sequence[Row], batch: int) -> dict[float, list[float]]:
@@ -99,6 +122,7 @@ def claim(rows: Sequence[Row]) -> Verdict:
     small, larger = losses[batches[0]], losses[batches[1]]
     results = {f"loss, batch {batch}": mean(each) for batch, each in losses.items()}
     results |= {f"best rate, batch {batch}": rate for batch, rate in rates.items()}
+    results |= {f"steps, batch {row['batch']}": row["steps"] for row in rows}
     results["smallest gain of a seed"] = min(a - b for a, b in zip(small, larger, strict=True))
     return Verdict(results["smallest gain of a seed"] > 0 and rates[batches[-1]] > rates[batches[0]], results)
 
@@ -114,7 +138,7 @@ def plot(rows: Sequence[Row]) -> Any:
     axes[0, 1].plot(batches, [mean(by_rate(rows, batch)[best_rate(rows, batch)]) for batch in batches], color="C0")
     axes[0, 0].set(xscale="log", xlabel="rate", title="loss by rate, the mean over seeds")
     axes[0, 0].legend(frameon=False, fontsize=8)
-    axes[0, 1].set(xscale="log", xlabel="texts per batch", title="loss at the best rate, same number of texts")
+    axes[0, 1].set(xscale="log", xlabel="texts per batch", title="loss at the best rate, equal time")
     for axis in axes.flat:
         axis.grid(alpha=0.3)
     return figure

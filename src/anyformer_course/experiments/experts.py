@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from anyformer.counting import count
-from anyformer.data import Data, Held
+from anyformer.data import Data, Held, Source
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.training import training_run
 from anyformer.lab.trials import Place, Row, TrialGrid, Values
@@ -89,7 +89,11 @@ def tongues(number: int, length: int = 400) -> list[str]:
 
 def work(values: Values, place: Place) -> list[Row]:
     spec = experts_model(values["experts"], values["width"], values["depth"])
-    trainer, rows = train_experts("experts", spec, values, place)
+    if values["text"] == "tongues" and values["data"] is None:
+        data = hold_out(place.texts("tongues", lambda: tongues(3000)))
+    else:
+        data = texts(place, values["text"], values["data"])
+    trainer, rows = train_experts("experts", spec, data, values, place)
     if values["experts"] > 1:
         with trainer.eval_mode():
             for layer, routed in enumerate(routing(trace(trainer.model, input_ids=held_out(trainer, 16, LENGTH)))):
@@ -98,13 +102,13 @@ def work(values: Values, place: Place) -> list[Row]:
     return rows
 
 
-def train_experts(name: str, spec: Model, values: Values, place: Place) -> tuple[Trainer, list[Row]]:
+def hold_out(source: Source) -> Data:
+    """Return the texts as training and held-out data."""
+    return Data(train=Held(source=source), valid=Held(source=source, out=True))
+
+
+def train_experts(name: str, spec: Model, data: Data, values: Values, place: Place) -> tuple[Trainer, list[Row]]:
     """Train a model; return the trainer and the held-out losses by step."""
-    if values["text"] == "tongues" and values["data"] is None:
-        source = place.texts("tongues", lambda: tongues(3000))
-        data = Data(train=Held(source=source), valid=Held(source=source, out=True))
-    else:
-        data = texts(place, values["text"], values["data"])
     run = training_run(
         name,
         spec,

@@ -1,19 +1,23 @@
 """Induction heads: in-context learning improves suddenly when heads form that attend to what followed an earlier copy.
 
-Models with only attention, of one or two layers, learn texts that repeat a cycle of letters; each text has its own
-cycle and sometimes jumps to another position in it. The attention distinguishes only the distances 0, 1 and more. The
-in-context score is the loss of the second half of a repeated text minus the loss of its first half. As in larger models
-[Olsson et al. 2022], with two layers it falls suddenly, when a head appears that attends to the token after an earlier
-copy; one layer learns only which letters occur. The first of the two layers sees only a token and the token before it:
-if it sees everything, it must learn this first, and when that happens is chance (the full form tries it). Loss by token
-index shows the same on new texts: how far the loss falls from the first tokens of a text to the last, and its
-derivative with respect to the logarithm of the index."""
+Models with only attention, of one to four layers with eight heads each, learn texts that repeat a cycle of letters.
+Each text has its own cycle and sometimes jumps to another position in it. Every layer sees all earlier tokens; the
+attention distinguishes only the distances 0, 1 and more. The in-context score is the loss of the second half of a
+repeated text minus the loss of its first half. As in larger models [Olsson et al. 2022], with two or more layers it
+falls suddenly, when heads appear that attend to the token after an earlier copy; one layer learns only which letters
+occur.
+
+After training, heads are removed: the heads that attend most to the token after an earlier copy, one after another, and
+as a control as many of the other heads, drawn at random several times. Loss by token index shows the same on new texts:
+how far the loss falls from the first tokens of a text to the last, and its derivative with respect to the logarithm of
+the index.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,53 +28,45 @@ from anyformer.data import Data
 from anyformer.evaluate.by_position import losses_by_position
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.training import training_run
-from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.look.scores import head_scores
 from anyformer.look.trace import trace
 from anyformer.models import Model, TransformerModule
 from anyformer.parts.init import Normal
-from anyformer.parts.mask import Causal, Window
 from anyformer.parts.position.bias import RelativeVectors
 from anyformer.specs.codec import override
 from anyformer.stacks.block import Block
 from anyformer.train.trainer import Callback, StepResult, Trainer
-from anyformer_course.lab.runs import checkpoints, each_loss, writer
+from anyformer_course.lab.runs import checkpoints, each_loss, mean, writer
 
 CLAIM = (
-    "with every seed the in-context score of two layers has a steep jump and the score of one layer has none (at most "
-    "a third of it); without its induction heads the model loses three quarters of its gain over one layer, without "
-    "the other heads of that layer (if any) it keeps half; on new texts the loss of two layers falls at least twice as "
-    "far from tokens 3 and 4 to the last tokens as the loss of one layer"
+    "with every seed and every depth of two or more, the in-context score has a steep jump, at least three times that "
+    "of one layer, and on new texts the loss falls at least twice as far from tokens 3 and 4 to the last tokens; in "
+    "the mean over seeds, without the quarter of the heads that attend most to what followed, a model keeps at most "
+    "half of its gain over one layer, and at least 25 points less than without as many random other heads"
 )
 FORMS = {
-    "tiny": Form(0.1, 0.1, {"steps": 6, "width": 16, "points": 3, "batch": 4, "texts": 100, "seeds": 1}),
-    "small": Form(3, 0.5, {"steps": 400, "width": 64, "points": 40, "batch": 32, "texts": 4000, "seeds": 3}),
-    "full": Form(
-        60, 2, {"steps": 3000, "width": 64, "points": 100, "batch": 128, "texts": 20000, "seeds": 5, "far": True}
-    ),
-}
+    "tiny": Form(0.1, 0.1, {
+        "depths": [1, 2], "steps": 6, "width": 16, "points": 3, "batch": 4, "texts": 100, "seeds": 1
+    }),
+    "full": Form(120, 3, {
+        "depths": [1, 2, 3, 4], "steps": 4000, "width": 128, "points": 100, "batch": 256, "texts": 20000, "seeds": 5
+    }),
+}  # fmt: skip
 LETTERS = [chr(i) for i in range(65, 97)]
-LENGTH, HALF, HEADS = 64, 20, 4
-INDUCTION = 0.25  # least share of an induction head's attention on what followed (uniform attention has 0.03)
-EMPTY = "nothing to compare with, every head of the layer is an induction head"
+LENGTH, HALF, HEADS = 64, 20, 8
+JUDGED, DRAWS = 0.25, 12  # share of the heads whose removal is judged; random removals of each number of heads
 CIRCLE, ELSEWHERE = (6, 20), 0.05  # minimum and maximum letters of a cycle; how often the text jumps
 MIXED = "decoder.layers.*.attention.op.mixed"
 
 
-def trials(steps: int, width: int, points: int, batch: int, texts: int, seeds: int, far: bool = False) -> list[Trial]:
-    same = {"width": width, "steps": steps, "points": points, "batch": batch, "texts": texts, "lr": 0.2 / width}
-    kinds = {"one": (1, False), "two": (2, True)} | ({"two-far": (2, False)} if far else {})
-    return [
-        Trial(f"{kind}-seed-{seed}", {"kind": kind, "depth": depth, "near": near, "seed": seed, **same})
-        for seed in range(seeds)
-        for kind, (depth, near) in kinds.items()
-    ]
+trials = TrialGrid("depth-{depth}-seed-{seed}", seed="seeds", depth="depths")
 
 
 def work(values: Values, place: Place) -> list[Row]:
     steps = values["steps"]
-    model = model_spec(values["depth"], values["width"], values["near"])
+    model = model_spec(values["depth"], values["width"])
     data = Data(train=place.texts("rounds", lambda: rounds(values["texts"])))
     run = training_run(
         "induction",
@@ -80,7 +76,7 @@ def work(values: Values, place: Place) -> list[Row]:
         steps=steps,
         batch=values["batch"],
         length=LENGTH,
-        lr=values["lr"],
+        lr=0.2 / values["width"],
         seed=values["seed"],
     )
     watch = Watch(checkpoints(steps, values["points"]))
@@ -88,9 +84,9 @@ def work(values: Values, place: Place) -> list[Row]:
     return [*watch.rows, *ablations(trainer), *position_losses(trainer)]
 
 
-def model_spec(depth: int, width: int, near: bool) -> Model:
+def model_spec(depth: int, width: int) -> Model:
     """Return a model with only attention. A head can find the previous token by its distance; the token after an
-    earlier copy it must find by content. If `near`, the first layer sees only a token and the token before it."""
+    earlier copy it must find by content."""
     distances = RelativeVectors(before=2, after=0, values=False)
     whole: Any = writer(
         width,
@@ -103,8 +99,7 @@ def model_spec(depth: int, width: int, near: bool) -> Model:
             "init": {"*": Normal(std=width**-0.5)},
         },
     )
-    attention = override(whole, {"decoder.layers": Block(attention=whole.decoder.layers.steps["attention"])})
-    return override(attention, {"decoder.layers.0.attention.op.mask": Causal() & Window(size=2)} if near else {})
+    return override(whole, {"decoder.layers": Block(attention=whole.decoder.layers.steps["attention"])})
 
 
 # -- data -------------------------------------------------------------------------------------------------------------
@@ -156,20 +151,33 @@ class Watch(Callback):
 
 
 def ablations(trainer: Trainer) -> list[Row]:
-    """Return the score without the induction heads, and without the other heads of the same layer. (All heads of the
-    first layer are needed: induction heads use their outputs.)"""
-    ids, model = repeat_letters(trainer), trainer.model
+    """Return the score without the heads that attend most to what followed an earlier copy, and without as many of the
+    other heads, chosen at random, for several numbers of heads."""
+    ids, model, random = repeat_letters(trainer), trainer.model, np.random.default_rng(0)
     with trainer.eval_mode():
         run = trace(model, input_ids=ids)
-        ranked = head_scores(run).best("induction", 2 * HEADS)
-        last = {head for head in ranked if head[0] == ranked[0][0]}
-        induction = {head for head in last if head[2] >= INDUCTION}
-        rows: list[Row] = [{"without": "nothing", "heads": 0, "score": score(run.output.logits, ids)}]
-        for name, heads in (("induction", induction), ("others", last - induction)):
-            seen = sorted((share for *_, share in heads), reverse=True)
-            remaining = score(ablate_heads(model, heads, ids), ids)
-            rows.append({"without": name, "heads": len(heads), "attention": seen, "score": remaining})
+        scores = head_scores(run)
+        every = [(layer, head) for layer, each in scores.kinds["induction"].items() for head in range(len(each))]
+        ranked = [(layer, head) for layer, head, _ in scores.best("induction", len(every))]
+        rows: list[Row] = [{"without": "nothing", "heads": 0, "of": len(every), "score": score(run.output.logits, ids)}]
+        for number in removed_numbers(len(every)):
+            chosen = [("induction", ranked[:number])]
+            chosen += [("random", draw_others(ranked, number, random)) for _ in range(DRAWS)]
+            rows += [
+                {"without": name, "heads": number, "of": len(every), "score": score(remove(model, heads, ids), ids)}
+                for name, heads in chosen
+            ]
     return rows
+
+
+def removed_numbers(every: int) -> list[int]:
+    """Return the numbers of heads that are removed: 1, 2, 4, ... up to half of all, and the judged number."""
+    return sorted({*(2**i for i in range(every.bit_length()) if 2**i <= every // 2), round(JUDGED * every)})
+
+
+def draw_others(ranked: Sequence[tuple[str, int]], number: int, random: np.random.Generator) -> list[tuple[str, int]]:
+    """Return `number` random heads that are not among the first `number`."""
+    return [ranked[number + i] for i in random.permutation(len(ranked) - number)[:number]]
 
 
 def position_losses(trainer: Trainer, number: int = 256) -> list[Row]:
@@ -179,12 +187,12 @@ def position_losses(trainer: Trainer, number: int = 256) -> list[Row]:
         return [dataclasses.asdict(group) for group in losses_by_position(trainer.model, [{"input_ids": ids}])]
 
 
-def ablate_heads(model: TransformerModule, heads: Set[tuple[str, int, float]], ids: Tensor) -> Tensor:
+def remove(model: TransformerModule, heads: Sequence[tuple[str, int]], ids: Tensor) -> Tensor:
     """Return the logits with the outputs of these heads set to 0."""
 
     def silence(mixed: Tensor, address: str) -> Tensor:
         outputs = mixed.clone().unflatten(-1, (HEADS, -1))
-        for layer, head, _ in heads:
+        for layer, head in heads:
             if address.startswith(f"{layer}."):
                 outputs[..., head, :] = 0
         return outputs.flatten(-2)
@@ -195,8 +203,16 @@ def ablate_heads(model: TransformerModule, heads: Set[tuple[str, int, float]], i
 # -- results ----------------------------------------------------------------------------------------------------------
 
 
-def curve(rows: Sequence[Row], kind: str, seed: int = 0) -> list[Row]:
-    return [row for row in rows if (row["kind"], row["seed"]) == (kind, seed) and "step" in row]
+def seeds_of(rows: Sequence[Row]) -> list[int]:
+    return list(dict.fromkeys(row["seed"] for row in rows))
+
+
+def depths_of(rows: Sequence[Row]) -> list[int]:
+    return sorted({row["depth"] for row in rows})
+
+
+def curve(rows: Sequence[Row], depth: int, seed: int) -> list[Row]:
+    return [row for row in rows if (row["depth"], row["seed"]) == (depth, seed) and "step" in row]
 
 
 def jump(points: Sequence[Row]) -> tuple[int, float]:
@@ -208,8 +224,8 @@ def jump(points: Sequence[Row]) -> tuple[int, float]:
     return max(slopes, key=lambda slope: slope[1], default=(0, 0.0))
 
 
-def by_index(rows: Sequence[Row], kind: str, seed: int = 0) -> list[Row]:
-    return [row for row in rows if (row["kind"], row["seed"]) == (kind, seed) and "slope" in row]
+def by_index(rows: Sequence[Row], depth: int, seed: int) -> list[Row]:
+    return [row for row in rows if (row["depth"], row["seed"]) == (depth, seed) and "slope" in row]
 
 
 def fall(groups: Sequence[Row]) -> float:
@@ -217,74 +233,73 @@ def fall(groups: Sequence[Row]) -> float:
     return next(row["loss"] for row in groups if row["first"] == 3) - groups[-1]["loss"]
 
 
-def of_seed(rows: Sequence[Row], seed: int) -> Verdict:
-    (_, one), (step, two) = (jump(curve(rows, kind, seed)) for kind in ("one", "two"))
-    ablated = {(row["kind"], row["without"]): row for row in rows if row["seed"] == seed and "without" in row}
-    single, whole = ablated["one", "nothing"]["score"], ablated["two", "nothing"]["score"]
-    heads = {name: ablated["two", name]["heads"] for name in ("induction", "others")}
-    share: dict[str, Any] = {name: math.nan for name in heads}
-    if whole < single:
-        share = {name: (ablated["two", name]["score"] - single) / (whole - single) for name in heads}
-    holds = (
-        two > 0.5 and one <= two / 3 and share["induction"] < 0.25 and (share["others"] > 0.5 or not heads["others"])
-    )
-    falls = {kind: fall(by_index(rows, kind, seed)) for kind in ("one", "two")}
-    steepest = {kind: min(by_index(rows, kind, seed), key=lambda row: row["slope"]) for kind in falls}
-    holds = holds and falls["two"] >= 2 * falls["one"] and falls["two"] > 0
-    if not heads["others"]:  # without other heads there is nothing to ablate
-        share["others"] = EMPTY
-    far = jump(curve(rows, "two-far", seed))
-    return Verdict(
-        holds,
-        {
-            "jump of one layer": one,
-            "jump of two layers": two,
-            "at step": step,
-            "score of one layer": single,
-            "score of two layers": whole,
-            "induction heads": heads["induction"],
-            "kept without induction heads": share["induction"],
-            "others": heads["others"],
-            "kept without others": share["others"],
-            **{f"fall of the loss along a text, {kind}": value for kind, value in falls.items()},
-            **{f"steepest derivative by log(index), {kind}": row["slope"] for kind, row in steepest.items()},
-            **{f"at tokens, {kind}": f"{row['first']} to {row['last']}" for kind, row in steepest.items()},
-            "best head": curve(rows, "two", seed)[-1]["head"],
-            **({"jump if both layers see everything": far[1], "at that step": far[0]} if far[0] else {}),
-        },
-    )
+def kept(rows: Sequence[Row], depth: int, seed: int, without: str) -> dict[int, float]:
+    """Return number of removed heads -> share of the gain over one layer that remains, mean over draws. It is NaN if
+    there is no gain."""
+    own = [row for row in rows if (row["depth"], row["seed"]) == (depth, seed) and "without" in row]
+    (single,) = (row["score"] for row in rows
+                 if (row["depth"], row["seed"], row.get("without")) == (1, seed, "nothing"))  # fmt: skip
+    whole = next(row["score"] for row in own if row["without"] == "nothing")
+    numbers = dict.fromkeys(row["heads"] for row in own if row["without"] == without)
+    return {
+        number: mean([(row["score"] - single) / (whole - single) for row in own
+                      if (row["without"], row["heads"]) == (without, number)]) if whole < single else math.nan
+        for number in numbers
+    }  # fmt: skip
+
+
+def judged_share(rows: Sequence[Row], depth: int, without: str) -> list[float]:
+    """Return the share of the gain that remains without the judged number of heads, for every seed."""
+    heads = round(JUDGED * next(row["of"] for row in rows if row["depth"] == depth and "of" in row))
+    return [kept(rows, depth, seed, without)[heads] for seed in seeds_of(rows)]
 
 
 def claim(rows: Sequence[Row]) -> Verdict:
-    verdicts = {seed: of_seed(rows, seed) for seed in dict.fromkeys(row["seed"] for row in rows)}
-    figures = {f"{name}, seed {seed}": value for seed, each in verdicts.items() for name, value in each.figures.items()}
-    compared = [seed for seed, each in verdicts.items() if each.figures["kept without others"] != EMPTY]
-    figures = {"seeds with a control": len(compared) or f"none, so this part is not checked: {EMPTY}", **figures}
-    return Verdict(all(each.holds for each in verdicts.values()), figures)
+    seeds, (one, *deeper) = seeds_of(rows), depths_of(rows)
+    jumps = {(depth, seed): jump(curve(rows, depth, seed)) for depth in (one, *deeper) for seed in seeds}
+    falls = {(depth, seed): fall(by_index(rows, depth, seed)) for depth in (one, *deeper) for seed in seeds}
+    holds, results = True, dict[str, Any]()
+    for depth in (one, *deeper):
+        heights = [jumps[depth, seed][1] for seed in seeds]
+        results[f"jump by seed, {depth} layers"] = ", ".join(f"{each:.2f}" for each in heights)
+        results[f"at steps, {depth} layers"] = ", ".join(str(jumps[depth, seed][0]) for seed in seeds)
+        results[f"fall of the loss along a text, {depth} layers"] = mean([falls[depth, seed] for seed in seeds])
+    for depth in deeper:
+        induction, random = (mean(judged_share(rows, depth, name)) for name in ("induction", "random"))
+        results[f"kept without a quarter of the heads, the best induction heads, {depth} layers"] = induction
+        results[f"kept without a quarter of the heads, random others, {depth} layers"] = random
+        sudden = all(jumps[depth, seed][1] > max(0.5, 3 * jumps[one, seed][1]) for seed in seeds)
+        deep = all(falls[depth, seed] >= 2 * falls[one, seed] and falls[depth, seed] > 0 for seed in seeds)
+        results[f"seeds with a jump, {depth} layers"] = sum(
+            jumps[depth, seed][1] > max(0.5, 3 * jumps[one, seed][1]) for seed in seeds
+        )
+        holds = holds and sudden and deep and induction <= 0.5 and random - induction >= 0.25
+    return Verdict(holds, results)
 
 
 def plot(rows: Sequence[Row]) -> Any:
     figure, axes = figures.new(5, 1, 20, 4)
-    colors = {"one": "C0", "two": "C1", "two-far": "C2"}
-    for kind, seed in dict.fromkeys((row["kind"], row["seed"]) for row in rows):
-        points = curve(rows, kind, seed)
-        steps, style = [row["step"] for row in points], {"color": colors[kind], "label": None if seed else kind}
+    for depth, seed in dict.fromkeys((row["depth"], row["seed"]) for row in rows):
+        points = curve(rows, depth, seed)
+        steps = [row["step"] for row in points]
+        style: dict[str, Any] = {"color": f"C{depth - 1}", "label": None if seed else f"{depth} layers"}
         axes[0, 0].plot(steps, [row["score"] for row in points], **style)
         axes[0, 1].plot(steps, [row["head"] for row in points], **style)
-        groups = by_index(rows, kind, seed)
+        groups = by_index(rows, depth, seed)
         middle = [math.sqrt(row["first"] * row["last"]) for row in groups]
         axes[0, 3].plot(middle, [row["loss"] for row in groups], marker="o", **style)
         axes[0, 4].plot(middle, [row["slope"] for row in groups], marker="o", **style)
-    axes[0, 0].axvline(jump(curve(rows, "two"))[0], color="#777777", linestyle=":")
+    for depth in depths_of(rows)[1:]:
+        for name, line in (("induction", "-"), ("random", ":")):
+            each = [kept(rows, depth, seed, name) for seed in seeds_of(rows)]
+            shares = [(number, mean([one[number] for one in each])) for number in each[0]]
+            axes[0, 2].plot(*zip(*shares), line, marker="o", color=f"C{depth - 1}", label=f"{depth} layers, {name}")
     axes[0, 0].set(xscale="log", xlabel="step", title="in-context score (nats per token)")
     axes[0, 1].set(xscale="log", xlabel="step", title="attention of the best induction head")
-    bars = [(row["kind"], row["without"], row["score"]) for row in rows if "without" in row and not row["seed"]]
-    axes[0, 2].bar([f"{kind}: {name}" for kind, name, _ in bars], [value for *_, value in bars])
-    axes[0, 2].set(title="score without heads (layers: heads)")
-    axes[0, 2].tick_params(axis="x", labelrotation=30, labelsize=8)
+    axes[0, 2].set(xscale="log", xlabel="removed heads", title="share of the gain over one layer that remains")
     axes[0, 3].set(xscale="log", xlabel="token index", title="loss on new texts")
     axes[0, 4].set(xscale="log", xlabel="token index", title="its derivative by log(index)")
-    for axis in (*axes[0, :2], *axes[0, 3:]):
-        axis.legend(frameon=False)
+    for axis in axes[0]:
+        axis.legend(frameon=False, fontsize=8)
         axis.grid(alpha=0.3)
     return figure

@@ -13,7 +13,7 @@ from anyformer.data import Loader, Plan
 from anyformer.evaluate import mean_losses
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.training import training_run
-from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.objectives.masked import Masked
 from anyformer.train.trainer import Trainer
@@ -37,33 +37,15 @@ FORMS = {
 }
 RATES, ASKED = (0.05, 0.15, 0.3, 0.45, 0.6, 0.8), 0.15
 LANGUAGE = Language(topics=6, words=6)
-
-
-def trials(
-    depth: int,
-    width: int,
-    steps: int,
-    batch: int,
-    length: int,
-    text: str,
-    documents: int,
-    data: str | None = None,
-    seed: int = 0,
-) -> list[Trial]:
-    same = {
-        "depth": depth,
-        "width": width,
-        "steps": steps,
-        "batch": batch,
-        "length": length,
-        "text": text,
-        "documents": documents,
-        "data": data,
-        "seed": seed,
-    }
-    ways = [{"rate": rate, "masking": "dynamic"} for rate in RATES]
-    ways += [{"rate": ASKED, "masking": kind} for kind in ("static", "dynamic pieces")]
-    return [Trial(f"{way['rate']}-{str(way['masking']).replace(' ', '-')}", {**way, **same}) for way in ways]
+MASKINGS = ("dynamic", "static", "dynamic pieces")
+trials = TrialGrid(
+    "{rate}-{masking}-{seed}",
+    data=True,
+    masking=MASKINGS,
+    rate=RATES,
+    seed="seeds",
+    where=lambda each: each["masking"] == "dynamic" or each["rate"] == ASKED,
+)
 
 
 def work(values: Values, place: Place) -> list[Row]:

@@ -2,12 +2,16 @@
 
 Two-layer decoders that differ only in the mixer learn from texts of one length. Half of the texts are palindromes
 (abcd|dcba), whose answers are far from their letters; half are in a made-up language, in which the last few letters
-matter most. The cost is the number of operations per token, without masked pairs of tokens, in a text of that length
-and in a long text (`counting/forward_cost.py`). No other mixer beats a mixer on the frontier in both cost and quality.
+matter most. The comparison needs a full attention that is really trained: it must recall nearly everything with every
+seed. The cost is the number of operations per token, without masked pairs of tokens, in a text of that length and in a
+long text (`counting/forward_cost.py`). No other mixer beats a mixer on the frontier in both cost and quality [Tay et
+al. 2020]. The small and the full form leave out the Synthesizer, which does not cost less, blocks (a window without
+overlap) and Mamba-2 (close to Mamba).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -25,17 +29,12 @@ from anyformer_course.lab.recall import answer_accuracy, palindromes, row_length
 from anyformer_course.lab.runs import LANGUAGE, each_loss, mean, writer
 
 CLAIM = (
-    "on recall full attention is at most 2 points below the best mixer that costs less on long texts, with every seed, "
-    "and at least half of the efficient mixers are 20 points below it; on text at least half of them lose at most 5 %"
+    "with every seed full attention recalls at least 95 % and is at most 2 points below the best mixer that costs less "
+    "on long texts; at least half of the efficient mixers are 20 points below it; on text at least half of them lose "
+    "at most 5 %"
 )
-FORMS = {
-    "tiny": Form(0.3, 0.2, {"width": 16, "steps": 2, "batch": 4, "size": 8, "letters": 4, "long": 64}),
-    "small": Form(3, 3, {"width": 48, "steps": 150, "batch": 32, "size": 8, "letters": 8, "long": 2048, "seeds": 3}),
-    "full": Form(
-        600, 20, {"width": 128, "steps": 3000, "batch": 64, "size": 128, "letters": 16, "long": 16384, "seeds": 3}
-    ),
-}
 HEADS, DEPTH, ASKED = 4, 2, 256
+LANGUAGE_TEXTS = 8000  # most different texts of the made-up language, which are slow to generate
 SEES: dict[str, Any] = {"num_heads": HEADS, "mask": {"kind": "Causal"}}
 
 
@@ -74,7 +73,22 @@ def mixers(width: int, length: int, reach: int) -> dict[str, dict[str, Any]]:
 
 
 MIXERS = tuple(mixers(32, 64, 4))
-trials = TrialGrid("{mixer}-seed-{seed}", seed="seeds", mixer=MIXERS)
+LEFT_OUT = ("blocks", "synthesizer", "mamba-2")
+COMPARED = [name for name in MIXERS if name not in LEFT_OUT]
+CHEAP = ["full", "window", "linear", "performer", "convolution", "rwkv"]
+FORMS = {
+    "tiny": Form(0.3, 0.2, {
+        "mixers": list(MIXERS), "width": 16, "steps": 2, "batch": 4, "size": 8, "letters": 4, "long": 64
+    }),
+    "small": Form(3, 1.5, {
+        "mixers": CHEAP, "width": 64, "steps": 500, "batch": 32, "size": 8, "letters": 8, "long": 2048, "seeds": 3
+    }),
+    "full": Form(600, 3, {
+        "mixers": COMPARED, "width": 128, "steps": 1000, "batch": 128, "size": 32, "letters": 16, "long": 16384,
+        "seeds": 3,
+    }),
+}  # fmt: skip
+trials = TrialGrid("{mixer}-seed-{seed}", seed="seeds", mixer="mixers")
 
 
 def model_spec(name: str, width: int, length: int, reach: int) -> Model:
@@ -101,7 +115,8 @@ def work(values: Values, place: Place) -> list[Row]:
     number = values["steps"] * values["batch"] // 2
 
     def texts() -> list[str]:
-        halves = zip(palindromes(number, *shape, seed=0), language_texts(number, length, seed=0))
+        language = itertools.cycle(language_texts(min(number, LANGUAGE_TEXTS), length, seed=0))
+        halves = zip(palindromes(number, *shape, seed=0), language)
         return [text for both in halves for text in both]
 
     spec = model_spec(name, width, row_length(length), reach)
@@ -120,7 +135,8 @@ def work(values: Values, place: Place) -> list[Row]:
 
 def by_mixer(rows: Sequence[Row], field: str) -> dict[str, list[float]]:
     """Return mixer -> values, one per seed."""
-    return {name: [row[field] for row in rows if row["mixer"] == name] for name in MIXERS}
+    names = dict.fromkeys(row["mixer"] for row in rows)
+    return {name: [row[field] for row in rows if row["mixer"] == name] for name in names}
 
 
 def frontier(costs: dict[str, float], qualities: dict[str, float]) -> list[str]:
@@ -135,20 +151,22 @@ def frontier(costs: dict[str, float], qualities: dict[str, float]) -> list[str]:
 def claim(rows: Sequence[Row]) -> Verdict:
     recall, losses = by_mixer(rows, "recall"), by_mixer(rows, "loss")
     costs = {name: mean(each) for name, each in by_mixer(rows, "long cost").items()}
-    cheaper = [name for name in MIXERS if costs[name] < costs["full"]]
+    cheaper = [name for name in costs if costs[name] < costs["full"]]
     behind = min(
         (own - other for name in cheaper for own, other in zip(recall["full"], recall[name], strict=True)), default=0.0
     )
-    others = [name for name in MIXERS if name != "full"]
+    others = [name for name in costs if name != "full"]
     forgets = [name for name in others if mean(recall[name]) <= mean(recall["full"]) - 0.2]
     equal = [name for name in others if mean(losses[name]) <= 1.05 * mean(losses["full"])]
     shown = {name: mean(each) for name, each in recall.items()}
     best = {name: -mean(each) for name, each in losses.items()}
+    trained = min(recall["full"]) >= 0.95
     return Verdict(
-        behind >= -0.02 and len(forgets) >= len(others) / 2 and len(equal) >= len(others) / 2,
+        trained and behind >= -0.02 and len(forgets) >= len(others) / 2 and len(equal) >= len(others) / 2,
         {
             **{f"{name}: recall, loss, long cost": f"{shown[name]:.3f}, {-best[name]:.3f}, {costs[name]:,.0f}"
-               for name in MIXERS},
+               for name in costs},
+            "full attention's lowest recall with a seed": min(recall["full"]),
             "full attention's smallest lead in recall with a seed": behind,
             "20 points below in recall": ", ".join(forgets),
             "within 5 % on text": ", ".join(equal),
@@ -164,7 +182,7 @@ def plot(rows: Sequence[Row]) -> Any:
         costs = {name: mean(each) for name, each in by_mixer(rows, cost).items()}
         for j, (field, sign) in enumerate((("recall", 1), ("loss", -1))):
             axis, each = axes[i, j], {name: mean(values) for name, values in by_mixer(rows, field).items()}
-            for name in MIXERS:
+            for name in costs:
                 axis.plot(costs[name], each[name], "o", color="C0")
                 axis.annotate(name, (costs[name], each[name]), fontsize=8)
             edge = frontier(costs, {name: sign * value for name, value in each.items()})

@@ -2,16 +2,20 @@
 
 The router sends every token to one expert, weighted by its softmax. An expert accepts at most 1.25 times its fair share
 of the tokens of a batch; the layer skips the other tokens. An extra loss balances the experts [Fedus et al. 2021]. The
-experiment `experts` has no capacity and a sigmoid; the texts are the same: 32 artificial languages.
+experiment `experts` has no capacity and a sigmoid. More experts can only help if there is more to learn than the
+weights of one expert can store, and if it has parts to specialise in. So the texts are in up to 64 made-up languages,
+and in each the next letter depends on the last two tokens: a language has up to 289 rules.
 """
 
 from __future__ import annotations
 
 import math
+import string
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from anyformer.counting import count
@@ -25,7 +29,7 @@ from anyformer.parts.feedforward.balance import SwitchBalance
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.feedforward.moe import MoE
 from anyformer.parts.feedforward.routers import Switch
-from anyformer_course.experiments.experts import LENGTH, train_experts
+from anyformer_course.experiments.experts import LENGTH, hold_out, train_experts
 from anyformer_course.lab.runs import held_out, mean, writer
 
 CLAIM = (
@@ -34,15 +38,20 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {
-        "depth": 1, "width": 16, "steps": 2, "batch": 2, "experts": [1, 2], "text": "tongues", "seeds": 3
+        "depth": 1, "width": 16, "steps": 2, "batch": 2, "experts": [1, 2], "languages": 4, "texts": 100, "seeds": 2
     }),
-    "small": Form(2, 0.5, {
-        "depth": 1, "width": 32, "steps": 600, "batch": 32, "experts": [1, 4, 16], "text": "tongues", "seeds": 3
+    "small": Form(3, 1, {
+        "depth": 1, "width": 32, "steps": 600, "batch": 32, "experts": [1, 4, 16], "languages": 16, "texts": 6000,
+        "seeds": 3,
     }),
-    "full": Form(240, 4, {
-        "depth": 4, "width": 128, "steps": 2000, "batch": 64, "experts": [1, 4, 16, 64], "text": "library", "seeds": 3
+    "full": Form(240, 3, {
+        "depth": 2, "width": 128, "steps": 2500, "batch": 128, "experts": [1, 4, 16, 64], "languages": 64,
+        "texts": 40000, "seeds": 3,
     }),
 }  # fmt: skip
+LETTERS, FOLLOWERS, TEXT = 16, 2, 400  # letters per language; possible next letters of two tokens; tokens per text
+MARKS = string.ascii_uppercase + string.digits + string.punctuation  # the mark of each language
+MARKED = 1 / 6  # the frequency of the mark in a text
 CAPACITY, BALANCE = 1.25, 0.01  # multiple of an expert's fair share; weight of the balance loss, as in the paper
 
 
@@ -51,7 +60,23 @@ def sizes(each: Values) -> Values:
     return {"parameters": counted.parameters, "flops": counted.flops(LENGTH, causal=True) // LENGTH}
 
 
-trials = TrialGrid("experts-{experts}-{seed}", experts="experts", seed="seeds", data=True, derive=sizes)
+trials = TrialGrid("experts-{experts}-{seed}", experts="experts", seed="seeds", derive=sizes)
+
+
+def language_texts(number: int, languages: int, seed: int = 0) -> list[str]:
+    """Return texts, each in one made-up language, with the mark of the language at random positions. Two tokens,
+    letters or marks, are followed by the mark or by one of two letters, which depend only on the language."""
+    draw = np.random.default_rng(seed)
+    after = np.random.default_rng(0).integers(0, LETTERS, (languages, LETTERS + 1, LETTERS + 1, FOLLOWERS))
+    language = draw.integers(0, languages, number)
+    last = before = np.full(number, LETTERS)  # the mark
+    columns = [last]
+    for _ in range(TEXT - 1):
+        letter = after[language, before, last, draw.integers(0, FOLLOWERS, number)]
+        before, last = last, np.where(draw.random(number) < MARKED, LETTERS, letter)
+        columns.append(last)
+    symbols = np.array([[*string.ascii_lowercase[:LETTERS], mark] for mark in MARKS[:languages]])
+    return ["".join(text) for text in symbols[language[:, None], np.stack(columns, 1)]]
 
 
 def switch_model(experts: int, width: int, depth: int) -> Model:
@@ -67,7 +92,8 @@ def switch_model(experts: int, width: int, depth: int) -> Model:
 
 def work(values: Values, place: Place) -> list[Row]:
     spec = switch_model(values["experts"], values["width"], values["depth"])
-    trainer, rows = train_experts("switch", spec, values, place)
+    source = place.texts("languages", lambda: language_texts(values["texts"], values["languages"]))
+    trainer, rows = train_experts("switch", spec, hold_out(source), values, place)
     if values["experts"] > 1:
         routed = routing(trace(trainer.model.train(), input_ids=held_out(trainer, 16, LENGTH)))  # train: with capacity
         rows += [{"layer": layer, **load(each.experts, values["experts"])} for layer, each in enumerate(routed)]

@@ -1,161 +1,143 @@
-"""What tuning changes: which layers of a pretrained encoder change when it is fine-tuned for a task.
+"""What tuning changes: whether a pretrained encoder needs little more than a trained classifier.
 
-A small BERT is pretrained on masked words of a made-up language, and then fine-tuned to classify whether two sentences
-share a topic. Measured are the distance that the weights of each layer move, relative to their norm, and the increase
-of the loss if only that layer gets its pretrained weights back. The control continues pretraining for the same number
-of steps at the same rate. Adam's steps have about the same size for every weight, however small its gradient, so the
-distances differ little."""
+Lecture 3, page 51, says that mainly the classifier is trained and the pretrained model changes minimally. MiniLM learns
+SST-2 (is a film review positive?) with a frozen encoder, with its last layer trained, or with all weights trained as in
+BERT [Devlin et al. 2019]. The classifier (BERT's pooler and the output layer) is always trained. Measured are the
+accuracy on the test reviews and how far the weights of every part move, relative to their norm. Each kind of training
+has two learning rates; the validation reviews choose one.
+
+Full form: `--data FOLDER` with glue_sst2 and MiniLM (minilm or demo/minilm, see `anyformer fetch demo`)."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from anyformer.data import Data
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
-from anyformer.objectives.classify import Classify
-from anyformer.train.optim import AdamW, Linear
-from anyformer.train.run import Batch, Evaluate, Keep, Pretrained
-from anyformer_course.experiments.next_sentence import LABELS, LENGTH, held_pairs, pretraining_run
-from anyformer_course.lab.made_up_language import Language
-from anyformer_course.lab.runs import held_out_loss, mean
+from anyformer.train.run import Pretrained
+from anyformer.train.start import load_pretrained
+from anyformer_course.lab.runs import mean
+from anyformer_course.lab.tuning import best_rates, check_folders, data_home, published_encoder, tune, tuning_run
 
 CLAIM = (
-    "with every seed, fine-tuning moves the last layer farther than the first, relative to its norm, and by a larger "
-    "ratio than more pretraining does"
+    "on SST-2, with every seed, training only the classifier gets at least 90 % of full fine-tuning's gain over chance "
+    "(50 %), and full fine-tuning moves neither the embedding nor a layer by more than 5 % of its norm"
 )
 FORMS = {
-    "tiny": Form(0.2, 0.1, {
-        "depth": 2, "width": 16, "steps": 2, "batch": 2, "topics": 2, "words": 3, "texts": 80, "tuning": 2, "seeds": 3
-    }),
-    "small": Form(2, 0.5, {
-        "depth": 4, "width": 48, "steps": 300, "batch": 32, "topics": 6, "words": 6, "texts": 4000, "tuning": 120,
-        "seeds": 3,
-    }),
-    "full": Form(120, 3, {
-        "depth": 12, "width": 128, "steps": 3000, "batch": 128, "topics": 16, "words": 20, "texts": 20000,
-        "tuning": 500, "seeds": 3,
-    }),
-}  # fmt: skip
-KINDS, PREFIX = ("tuned", "control"), "encoder.layers."
-trials = TrialGrid("seed-{seed}", seed="seeds")
+    "tiny": Form(0.3, 0.1, {"steps": 2, "seeds": 2, "made up": True}),
+    "full": Form(120, 3, {"steps": 1000, "seeds": 3}),
+}
+FROZEN = {
+    "classifier": ("embedding", "encoder"),
+    "last layer": ("embedding", "encoder.layers.[0-4]"),
+    "all": (),
+}
+RATES = {"classifier": (1e-3, 1e-2), "last layer": (1e-4, 1e-3), "all": (5e-5, 2e-4)}
+CHANCE, KEPT, MOST = 0.5, 0.9, 0.05
+HEAD = ("pooler", "classifier")
+trials = TrialGrid(
+    "{kind}-{which}-{seed}",
+    data=True,
+    kind=FROZEN,
+    which=(0, 1),
+    seed="seeds",
+    derive=lambda each: {"lr": RATES[each["kind"]][each["which"]]},
+)
+
+
+def check_data(path: str) -> None:
+    check_folders(path, "glue_sst2")
 
 
 def work(values: Values, place: Place) -> list[Row]:
-    language, steps = Language(topics=values["topics"], words=values["words"]), values["tuning"]
-    run = pretraining_run("pretrained", language, 1.0, values, place)
-    before = {name: value.clone() for name, value in layers(place.train(run, name="pretrained").model).items()}
-    labelled = held_pairs(language, place)
-    path = str(place.folder / "pretrained")
-    again = run.replace(
-        vocabulary=None,
-        model=Pretrained(path=path),
-        optimizer=AdamW(lr=run.optimizer.lr / 3, weight_decay=0.0),
-        schedule=Linear(warmup=steps // 10),
-        batch=Batch(examples=16, length=LENGTH),
-        steps=steps,
-        keep=Keep(every=steps, best=False),
-        evaluate=Evaluate(every=steps, patience=None),
+    frozen = FROZEN[values["kind"]]
+    if values.get("made up"):  # its encoder has two layers
+        frozen = tuple(address.replace("[0-4]", "0") for address in frozen)
+    run = tuning_run(
+        "sst2",
+        data_home(values, place),
+        Pretrained(path=published_encoder(values, place), architecture="Bert"),
+        place.device,
+        steps=values["steps"],
+        lr=values["lr"],
+        seed=values["seed"],
+        freeze=frozen,
     )
-    tuned = again.replace(
-        data=Data(train=labelled, valid=labelled.replace(out=True)),
-        model=Pretrained(path=path, architecture="BertForSequenceClassification", labels=LABELS),
-        objective=Classify(labels=LABELS, pair=True, length=LENGTH),
-        evaluate=Evaluate(every=steps, metrics=("accuracy",), patience=None),
-    )
-    rows: list[Row] = []
-    for kind, each in zip(KINDS, (tuned, again)):
-        trainer = place.train(each.replace(name=kind), name=kind)
-        rows += [{"kind": kind, "layer": i, "moved": moved} for i, moved in distances(before, trainer.model)]
-        if kind == "tuned":  # the contribution of each layer
-            rows.append({"accuracy": trainer.scores["accuracy"], "loss": held_out_loss(trainer, each.objective, 64)})
-            for row in rows[:-1]:
-                with layer_at(trainer.model, before, row["layer"]):
-                    row["without"] = held_out_loss(trainer, each.objective, 64)
-    return rows
+    assert isinstance(run.model, Pretrained)
+    before = load_pretrained(run.model, run.seed)
+    trainer, scores = tune(run, place, "tuned")
+    moved = distances(dict(before.named_parameters()), trainer.model)
+    return [scores, *({"part": part, "moved": distance} for part, distance in moved.items())]
 
 
-def layers(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Return the weights of all layers by name: "encoder.layers.0..."."""
-    return {name: value.detach() for name, value in model.named_parameters() if name.startswith(PREFIX)}
+def part_of(name: str) -> str:
+    """Return the part that a parameter belongs to: "embedding", "layer 0", ..., "pooler" or "classifier"."""
+    if name.startswith("encoder.layers."):
+        return f"layer {name.split('.')[2]}"
+    if name.startswith("head."):
+        return "classifier" if name.startswith("head.out.") else "pooler"
+    return "embedding"
 
 
-def layer_of(name: str) -> int:
-    return int(name.removeprefix(PREFIX).partition(".")[0])
+def distances(before: Mapping[str, Tensor], model: torch.nn.Module) -> dict[str, float]:
+    """Return part -> distance of its weights from `before` relative to their norm, with all weights as one vector."""
+    moved, length = defaultdict[str, float](float), defaultdict[str, float](float)
+    for name, value in model.named_parameters():
+        old = before[name].detach().double()
+        moved[part_of(name)] += float((value.detach().cpu().double() - old).square().sum())
+        length[part_of(name)] += float(old.square().sum())
+    return {part: math.sqrt(moved[part] / length[part]) for part in moved}
 
 
-def distances(before: Mapping[str, Tensor], model: torch.nn.Module) -> list[tuple[int, float]]:
-    """Return (layer, distance of its weights from `before`, relative to their norm), with all weights as one vector."""
-    moved, length = defaultdict[int, float](float), defaultdict[int, float](float)
-    for name, value in layers(model).items():
-        moved[layer_of(name)] += float((value - before[name]).double().square().sum())
-        length[layer_of(name)] += float(before[name].double().square().sum())
-    return [(layer, math.sqrt(moved[layer] / length[layer])) for layer in sorted(moved)]
+def accuracies(rows: Sequence[Row]) -> dict[str, list[float]]:
+    """Return kind -> test accuracies at its best rate, one per seed."""
+    best = best_rates([row for row in rows if "test" in row], "kind")
+    return {kind: [row["test"] for row in each] for (kind,), each in best.items()}
 
 
-@contextmanager
-def layer_at(model: torch.nn.Module, before: Mapping[str, Tensor], layer: int) -> Iterator[None]:
-    """Restore the weights of one layer from `before` within the context."""
-    weights = {name: value for name, value in layers(model).items() if layer_of(name) == layer}
-    tuned = {name: value.clone() for name, value in weights.items()}
-    for name, value in weights.items():
-        value.copy_(before[name])
-    try:
-        yield
-    finally:
-        for name, value in weights.items():
-            value.copy_(tuned[name])
-
-
-def moved(rows: Sequence[Row], kind: str) -> list[list[float]]:
-    """Return the distance of each layer, for every seed."""
-    by_seed: dict[int, list[float]] = {}
+def moved_parts(rows: Sequence[Row], kind: str) -> dict[str, list[float]]:
+    """Return part -> distances at the best rate of this kind of training, one per seed."""
+    best = best_rates([row for row in rows if "test" in row], "kind")
+    rate = best[kind,][0]["lr"]
+    by_part: dict[str, list[float]] = {}
     for row in rows:
-        if row.get("kind") == kind:
-            by_seed.setdefault(row["seed"], []).append(row["moved"])
-    return [*by_seed.values()]
+        if "moved" in row and (row["kind"], row["lr"]) == (kind, rate):
+            by_part.setdefault(row["part"], []).append(row["moved"])
+    return by_part
 
 
 def claim(rows: Sequence[Row]) -> Verdict:
-    ratios = {kind: [each[-1] / each[0] for each in moved(rows, kind)] for kind in KINDS}
-    results = {
-        f"{kind}: layer {i} moved": mean(each) for kind in KINDS for i, each in enumerate(zip(*moved(rows, kind)))
-    }
-    results |= {f"{kind}: last / first layer, lowest seed": min(each) for kind, each in ratios.items()}
-    costs = [row["without"] - row["loss"] for row in joined(rows)]
-    for layer in sorted({row["layer"] for row in joined(rows)}):
-        added = [cost for cost, row in zip(costs, joined(rows)) if row["layer"] == layer]
-        results[f"loss increase if layer {layer} is restored"] = mean(added)
-    results["accuracy"] = mean([row["accuracy"] for row in rows if "accuracy" in row])
-    farther = all(tuned > max(1.0, control) for tuned, control in zip(*ratios.values(), strict=True))
-    return Verdict(farther, results)
-
-
-def joined(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of restored layers, with the loss of the fine-tuned model."""
-    whole = {row["seed"]: row["loss"] for row in rows if "loss" in row}
-    return [{**row, "loss": whole[row["seed"]]} for row in rows if "without" in row]
+    right, parts = accuracies(rows), moved_parts(rows, "all")
+    gains = {kind: [each - CHANCE for each in right[kind]] for kind in ("classifier", "all")}
+    shares = [few / max(every, 1e-3) for few, every in zip(*gains.values(), strict=True)]
+    farthest = max(max(each) for part, each in parts.items() if part not in HEAD)
+    results: dict[str, float] = {f"accuracy, {kind} trained": mean(each) for kind, each in right.items()}
+    results["share of the gain by the classifier, lowest seed"] = min(shares)
+    results |= {f"moved, {part}": mean(each) for part, each in parts.items()}
+    results["moved, farthest layer of a seed"] = farthest
+    return Verdict(min(gains["all"]) > 0 and min(shares) >= KEPT and farthest <= MOST, results)
 
 
 def plot(rows: Sequence[Row]) -> Any:
-    figure, axes = figures.new(2, 1, 11, 4)
-    for number, kind in enumerate(KINDS):
-        for each in moved(rows, kind):
-            axes[0, 0].plot(each, color=f"C{number}", linewidth=0.7, alpha=0.5)
-        axes[0, 0].plot([mean(each) for each in zip(*moved(rows, kind))], color=f"C{number}", marker="o", label=kind)
-    axes[0, 0].set(xlabel="layer", title="distance moved / norm of the weights")
-    axes[0, 0].legend(frameon=False, fontsize=8)
-    back = [(row["layer"], row["without"] - row["loss"]) for row in joined(rows)]
-    axes[0, 1].plot(*zip(*back), "o")
-    axes[0, 1].set(xlabel="layer", title="loss increase if this layer is restored: one point per seed")
+    figure, axes = figures.new(2, 1, 12, 4)
+    for number, (kind, each) in enumerate(accuracies(rows).items()):
+        axes[0, 0].plot([number] * len(each), each, "o", color=f"C{number}")
+        axes[0, 0].plot([number], [mean(each)], "_", color=f"C{number}", markersize=18)
+        parts = {part: max(mean(values), 1e-6) for part, values in moved_parts(rows, kind).items()}  # frozen: 0
+        axes[0, 1].plot([*parts], [*parts.values()], "o-", color=f"C{number}", label=f"{kind} trained")
+    axes[0, 0].set_xticks(range(len(FROZEN)), [f"{kind} trained" for kind in FROZEN])
+    axes[0, 0].set_title("test accuracy on SST-2: one point per seed, and the mean")
+    axes[0, 1].set(yscale="log", title="distance moved / norm of the weights")
+    axes[0, 1].axhline(MOST, color="#777777", linestyle=":")
+    axes[0, 1].tick_params(axis="x", labelrotation=30)
+    axes[0, 1].legend(frameon=False, fontsize=8)
     for axis in axes.flat:
         axis.grid(alpha=0.3)
     return figure

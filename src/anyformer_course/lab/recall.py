@@ -12,7 +12,7 @@ from anyformer.kernels.loss import IGNORED
 from anyformer.lab.training import training_run
 from anyformer.lab.trials import Place, Values
 from anyformer.models import Model
-from anyformer.train.trainer import Trainer
+from anyformer.train.trainer import Callback, Trainer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 BLANK, ASK = ".", "|"  # a token without information, and the token before the answer
@@ -50,10 +50,18 @@ def copies(number: int, size: int, letters: int, blanks: int, seed: int, selecti
 
 
 def train_on(
-    place: Place, name: str, make: Callable[[], list[str]], length: int, spec: Model, values: Values, lr: float
+    place: Place,
+    name: str,
+    make: Callable[[], list[str]],
+    length: int,
+    spec: Model,
+    values: Values,
+    lr: float,
+    *callbacks: Callback,
+    captured: bool = True,
 ) -> Trainer:
     """Train on texts of this length; `make` generates them in the first trial only. A batch contains `values["batch"]`
-    texts."""
+    texts. On a GPU, steps are captured in a CUDA graph unless `captured` is False."""
     data = Data(train=place.texts(name, make))
     run = training_run(
         name,
@@ -66,7 +74,7 @@ def train_on(
         lr=lr,
         seed=values["seed"],
     )
-    return place.train(run)
+    return place.train(run if captured else run.replace(record=False), *callbacks)
 
 
 def answer_accuracy(trainer: Trainer, texts: list[str]) -> list[float]:

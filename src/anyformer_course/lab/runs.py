@@ -20,7 +20,7 @@ from anyformer.models import Model
 from anyformer.objectives.objective import Objective
 from anyformer.recipes.shared.encoder import SPECIAL
 from anyformer.specs.codec import override
-from anyformer.train.trainer import Trainer
+from anyformer.train.trainer import Callback, StepResult, Trainer
 from anyformer_course.lab.made_up_language import Language
 
 READER = Bytes(special=SPECIAL, begin="cls_token", end="sep_token")
@@ -30,13 +30,19 @@ WORDS = Words(special={**SPECIAL, "unk_token": "[UNK]"}, begin="cls_token", end=
 
 
 def writer(
-    width: int, depth: int, heads: int, length: int, changes: Mapping[str, Any] | None = None, scaled: bool = False
+    width: int,
+    depth: int,
+    heads: int,
+    length: int,
+    changes: Mapping[str, Any] | None = None,
+    scaled: bool = False,
+    vocab_size: int = SIZE,
 ) -> Model:
-    """Return a GPT-2 over bytes without dropout, with `changes` by address. If `scaled`, the initial weights have a
-    standard deviation of width**-0.5 instead of GPT-2's 0.02, which makes narrow models learn slowly."""
+    """Return a GPT-2 (default: over bytes) without dropout, with `changes` by address. If `scaled`, the initial weights
+    have a standard deviation of width**-0.5 instead of GPT-2's 0.02, which makes narrow models learn slowly."""
     config = {
         "architectures": ["GPT2LMHeadModel"],
-        "vocab_size": SIZE,
+        "vocab_size": vocab_size,
         "n_positions": length,
         "n_embd": width,
         "n_layer": depth,
@@ -127,6 +133,20 @@ def held_out_loss(trainer: Trainer, objective: Objective, examples: int, most: i
         return mean_losses(
             lambda batch, _: objective.losses(trainer.model, batch), objective, batches, trainer.device, most
         )[term]
+
+
+class StepTimes(Callback):
+    """Measures the median time of a training step."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_step(self, trainer: Trainer, result: StepResult) -> None:
+        self.seconds.append(result.seconds)
+
+    @property
+    def per_second(self) -> float:
+        return 1 / max(statistics.median(self.seconds), 1e-9)
 
 
 def mean(values: Sequence[float]) -> float:

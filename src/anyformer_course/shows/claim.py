@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from anyformer.lab.registry import experiment
 from anyformer.look.figures import new
 from anyformer_course.results import judged_run, plot_of, read, seeds_of
 from anyformer_course.shown import Shown, Table
@@ -20,7 +21,7 @@ def example(name: str = "low-rank") -> Shown:
     record = read(name)
     run = judged_run(record)
     if run is None:
-        raise ValueError(f"{name} has no verdict yet; run it with `anyformer lab run {name} --form full`")
+        return unjudged(name, record)
     paper = f" [{record['paper']}]" if record["paper"] else ""
     why = f" Why, we think: {record['why']}" if record["why"] else ""
     figures = Table("figures of the judged run", ("figure", "value"), list((run["figures"] or {}).items()))
@@ -36,6 +37,30 @@ def example(name: str = "low-rank") -> Shown:
             Table("claim, fixed before the run", ("form", "claim"), [(run["form"], run["claim"])]),
             figures,
             Table("runs, the largest form first", COLUMNS, runs),
+        ],
+        draw,
+    )
+
+
+def unjudged(name: str, record: dict[str, Any]) -> Shown:
+    """Return the claim of an experiment that has no judged run."""
+    module = experiment(name)
+    forms = [(form, each.cpu, each.cuda) for form, each in module.FORMS.items()]
+    says = f"{record['lecture']}: not judged yet. Run it with `anyformer lab run {name} --form full`."
+
+    def draw() -> Any:
+        figure, axes = new(1, 1, 9, 3)
+        for column, device in ((1, "two CPU cores"), (2, "one GPU")):
+            axes[0, 0].plot([form[0] for form in forms], [form[column] for form in forms], marker="o", label=device)
+        axes[0, 0].set(yscale="log", ylabel="minutes", title=f"{record['lecture']}: not judged yet")
+        axes[0, 0].legend(frameon=False)
+        return figure
+
+    return Shown(
+        says,
+        [
+            Table("claim, fixed before the run", ("form", "claim"), [("full", module.CLAIM)]),
+            Table("minutes of each form", ("form", "two CPU cores", "one GPU"), forms),
         ],
         draw,
     )

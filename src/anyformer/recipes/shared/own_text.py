@@ -10,22 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from anyformer.data import CSV, TSV, Data, Held, JSONLines, Source, TextFiles, TrainedBPE, open_table
+from anyformer.data.conversations import conversations_in
 from anyformer.data.source import detect_encoding, known_encoding, lines
 from anyformer.models import position_limit
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.classify import Classify
-from anyformer.objectives.dialogue import Dialogue
 from anyformer.objectives.masked import Masked
+from anyformer.objectives.multi_label import MultiLabel, split_labels
 from anyformer.objectives.objective import Objective
 from anyformer.objectives.permuted import Permuted
-from anyformer.recipes import dialogue, quickstart
+from anyformer.recipes import quickstart
 from anyformer.recipes.shared.encoder import small_bert, vocabulary
 from anyformer.recipes.shared.models import CLASSIFIER, with_labels, with_vocabulary
 from anyformer.specs.messages import nearest, shorten
 from anyformer.specs.part import walk
 from anyformer.stacks.two_streams import TwoStreams
 from anyformer.train.optim import AdamW, Linear
-from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run, description_of, model_of
+from anyformer.train.run import Batch, Evaluate, Keep, Run, description_of, model_of
 
 MOST_LABELS = 200
 TEXTS = ("text", "sentence", "content", "review", "document", "body")  # usual names of a text column
@@ -60,28 +61,36 @@ def from_table(
     delimiter: str | None = None,
     encoding: str | None = None,
     jsonl: bool = False,
+    separator: str | None = None,
     tell: Notify = lambda line: None,
 ) -> Run:
     """Return a run that trains a classifier on the rows of a CSV, TSV or JSON lines file, or a language model if there
-    is no label. One row in ten is held out. `tell` receives a line on how the file is read."""
+    is no label. A row has any number of labels if the label column contains lists, or names with a `separator`. One row
+    in ten is held out. `tell` receives a line on how the file is read."""
     wanted = (*columns, *([label] if label else ()))
     source: Source = open_table(path, wanted, delimiter=delimiter, encoding=encoding, jsonl=jsonl)
-    known, problem = dict[str, None](), "it is empty"
+    known, problem, lists = dict[str, None](), "it is empty", set[bool]()
     first: Mapping[str, Any] | None = None
     for row in source.raw():
         problem = row.problem or problem
         if row.example is not None:
             first = first or row.example
             known.update(dict.fromkeys(row.example))
+            lists.add(isinstance(row.example.get(label or ""), list))
             if isinstance(source, CSV):  # the first line has all column names
                 break
     if first is None:
         raise ValueError(f"{path}: no row can be read ({problem})")
-    if label is None and not columns and "messages" in first:
-        return chat_run(source, path, model)
+    if label is None and not columns and (talks := conversations_in(source, first)) is not None:
+        from anyformer.recipes.shared.own_answers import answers_run
+
+        return answers_run(talks, path, model, tell)
     texts = text_columns(path, list(known), label, columns)
     named = {"text": texts[0], **({"pair": texts[1]} if len(texts) > 1 else {}), **({"label": label} if label else {})}
-    source = source.replace(columns=named, required=("text", *(("label",) if label else ())))
+    if separator is None and label is not None and lists == {True}:
+        separator = ","
+    single = label is not None and separator is None
+    source = source.replace(columns=named, required=("text", "label") if single else ("text",))
     count, size, values, skipped = 0, 0, LabelColumn(), Counter[str]()
     for row in source.rows(()):
         if row.example is None:
@@ -89,15 +98,20 @@ def from_table(
             continue
         count, size = count + 1, size + len(str(row.example["text"]))
         if label is not None:
-            values.add(row.example["label"])
+            found = row.example["label"]
+            for name in [found] if separator is None else split_labels(found, separator):
+                values.add(name)
     if not count:
         raise ValueError(f"{path}: no row can be used; {skipped_reasons(skipped)}")
     labels = labels_of(path, label, values, skipped) if label is not None else ()
     tell(f"{path}: {count:,} rows; {describe_columns(source, named, labels)}")
-    data = held_out(source, "label" if labels else None)
+    data = held_out(source, "label" if labels and single else None)
     if label is None:
         return text_run(data, name_of(path), size, model, "")
-    return classifier_run(data, name_of(path), labels, len(texts) > 1, count, model)
+    objective = Classify(labels=labels, pair=len(texts) > 1)
+    if separator is not None:
+        objective = MultiLabel(labels=labels, pair=len(texts) > 1, separator=separator)
+    return classifier_run(data, name_of(path), objective, count, model)
 
 
 def held_out(source: Source, stratify: str | None = None) -> Data:
@@ -226,22 +240,8 @@ def text_run(data: Data, name: str, size: int, model: str | None, sample: str) -
     return run.replace(**changed, evaluate=watch.replace(sample=sample or None if description.writes else None))
 
 
-def chat_run(source: Source, path: str, model: str | None) -> Run:
-    """Return a run that fine-tunes a chat model on a column of messages."""
-    given = None if model is None else model_of(model)
-    if not isinstance(given, Pretrained):
-        raise ValueError(f"{path} contains conversations: give a checkpoint with a chat template as --model")
-    length = min(position_limit(description_of(given)) or dialogue.LENGTH, dialogue.LENGTH)
-    return dialogue.run().replace(
-        name=name_of(path),
-        model=given,
-        objective=Dialogue(length=length),
-        data=Data(train=Held(source=source, one_in=10), valid=Held(source=source, one_in=10, out=True)),
-    )
-
-
-def classifier_run(data: Data, name: str, labels: tuple[str, ...], pair: bool, rows: int, model: str | None) -> Run:
-    size, length = 2000, 256
+def classifier_run(data: Data, name: str, objective: Classify, rows: int, model: str | None) -> Run:
+    size, length, labels = 2000, 256, objective.labels
     scratch = small_bert(
         f"Bert{CLASSIFIER}",
         labels or ("value",),
@@ -257,22 +257,23 @@ def classifier_run(data: Data, name: str, labels: tuple[str, ...], pair: bool, r
         model=scratch,
         vocabulary=vocabulary(size),
         data=data,
-        objective=Classify(labels=labels, pair=pair, length=length),
+        objective=objective.replace(length=length),
         optimizer=AdamW(lr=5e-4, weight_decay=0.01),
         schedule=Linear(warmup=steps // 10),
         batch=Batch(examples=32),
         steps=steps,
         keep=Keep(every=max(steps // 4, 1)),
-        evaluate=Evaluate(every=max(steps // 4, 1), metrics=("accuracy",) if labels else ("pearson",)),
+        evaluate=Evaluate(every=max(steps // 4, 1), metrics=objective.metrics.usual[:1]),
     )
     if model is None:
         return run
     given, new_vocabulary = with_vocabulary(model, with_labels(model, labels or ("value",)), vocabulary(size))
     longest = position_limit(description_of(given))
-    objective = Classify(
-        labels=labels, pair=pair, length=longest if new_vocabulary is None else min(longest or length, length)
-    )
+    limit = longest if new_vocabulary is None else min(longest or length, length)
     lr = 5e-5 if new_vocabulary is None else 5e-4
     return run.replace(
-        model=given, vocabulary=new_vocabulary, optimizer=AdamW(lr=lr, weight_decay=0.01), objective=objective
+        model=given,
+        vocabulary=new_vocabulary,
+        optimizer=AdamW(lr=lr, weight_decay=0.01),
+        objective=objective.replace(length=limit),
     )

@@ -1,0 +1,55 @@
+"""`anyformer train --prompt --answer`, and files of conversations: fine-tune a decoder to answer."""
+
+from __future__ import annotations
+
+from anyformer.data import Source
+from anyformer.data.conversations import Conversations
+from anyformer.models import position_limit
+from anyformer.objectives.dialogue import Dialogue
+from anyformer.recipes import dialogue
+from anyformer.recipes.shared.own_text import Notify, held_out, name_of, skipped_reasons
+from anyformer.train.optim import AdamW, Cosine
+from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run, description_of, model_of
+
+EPOCHS, EXAMPLES = 3, 16
+
+
+def answers_run(talks: Conversations, path: str, model: str | None, tell: Notify = lambda line: None) -> Run:
+    """Return a run that fine-tunes a decoder on prompts and answers; the loss is of the answers only. One row in ten is
+    held out."""
+    given = None if model is None else model_of(model)
+    if not isinstance(given, Pretrained):
+        raise ValueError(f"{path} contains conversations: give a checkpoint as --model; --target trains from scratch")
+    described = description_of(given)
+    if described.pair or not described.writes:
+        raise ValueError(f"--model {model} is not a decoder; an encoder-decoder learns answers with --target")
+    count, skipped = count_rows(talks)
+    if not count:
+        raise ValueError(f"{path}: no row can be used; {skipped_reasons(skipped)}")
+    tell(f"{path}: {count:,} conversations, format {talks.format}")
+    length = min(position_limit(described) or dialogue.LENGTH, dialogue.LENGTH)
+    steps = min(max(EPOCHS * count // EXAMPLES, 30), 5000)
+    every = max(steps // 4, 1)
+    return Run(
+        name=name_of(path),
+        model=given,
+        data=held_out(talks),
+        objective=Dialogue(length=length),
+        optimizer=AdamW(lr=2e-5, betas=(0.9, 0.999), weight_decay=0.0),
+        schedule=Cosine(warmup=steps // 10),
+        batch=Batch(examples=EXAMPLES, micro=4),
+        steps=steps,
+        evaluate=Evaluate(every=every, metrics=("perplexity",)),
+        keep=Keep(every=every),
+    )
+
+
+def count_rows(talks: Source) -> tuple[int, dict[str, int]]:
+    """Return the number of conversations, and of other rows by reason."""
+    count, skipped = 0, dict[str, int]()
+    for row in talks.rows(("messages",)):
+        if row.example is None:
+            skipped[row.problem] = skipped.get(row.problem, 0) + 1
+        else:
+            count += 1
+    return count, skipped
