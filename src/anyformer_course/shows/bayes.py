@@ -63,11 +63,13 @@ def example(noise: float = 0.5, *, width: int = 5, pairs: int = 40, tasks: int =
     if trained:
         n, ours, best = trained[-1]
         says = (
-            f"After {n} pairs the trained GPT-2 has {ours / best:.4f} times the error of Bayes, and at most {ratio:.4f} "
+            f"After {n} pairs the trained GPT-2 has {ours / best:.4f} times the error of Bayes, and at most "
+            f"{ratio:.4f} "
             f"times after any number of pairs from 1 to {n}. {says}"
         )
         compared = [[n, f"{ours:.4f}", f"{best:.4f}", f"{ours / best:.4f}"] for n, ours, best in trained]
-        tables = [Table(f"stored: GPT-2 after {million:g} million tasks, and Bayes, on the same new tasks", ("pairs", "GPT-2", "Bayes", "ratio"), compared), *tables]  # fmt: skip
+        title = f"stored: GPT-2 after {million:g} million tasks, and Bayes, on the same new tasks"
+        tables = [Table(title, ("pairs", "GPT-2", "Bayes", "ratio"), compared), *tables]
     return Shown(says, tables, draw)
 
 

@@ -59,7 +59,8 @@ def example(
         [
             Table("data", ("of", "words or tokens"), [*WORDS.items(), ["batch", batch], ["all steps", tokens],
                                                       ["epochs", tokens / words]]),
-            Table("days of pretraining and hours of fine-tuning, at 40 % of the peak", ("model", "parameters", "FLOPs, 6 N D", "counted",
+            Table("days of pretraining and hours of fine-tuning, at 40 % of the peak",
+                  ("model", "parameters", "FLOPs, 6 N D", "counted",
                   f"days, {where}", "16 TPUs", "64 TPUs", "hours, fine-tuning"), rows),
         ],
         draw,

@@ -1,8 +1,8 @@
 """The probability of a text, word by word: p(z) = p(z1) p(z2 | z1) p(z3 | z1, z2) ...
 
 A small decoder learns the text. One pass with a causal mask gives all factors at once (training); one pass per word
-gives the same numbers (generation), but needs as many passes as words. With a `source` x, a small encoder-decoder learns
-four translations, and the factors are p(z3 | z1, z2, x).
+gives the same numbers (generation), but needs as many passes as words. With a `source` x, a small encoder-decoder
+learns four translations, and the factors are p(z3 | z1, z2, x).
 """
 
 from __future__ import annotations
@@ -61,11 +61,13 @@ def example(
 
     given = ", source" if source else ""
     return Shown(
-        f"p({'text | ' + source if source else 'text'}) = {math.exp(total):.3g}, log p = {total:.2f}; one pass and {len(words)} {'pass' if len(words) == 1 else 'passes'} differ by at most "
+        f"p({'text | ' + source if source else 'text'}) = {math.exp(total):.3g}, log p = {total:.2f}; one pass and "
+        f"{len(words)} {'pass' if len(words) == 1 else 'passes'} differ by at most "
         f"{tiny(error)}.",
         [
             Table(
-                "factors", ("word", f"p(word | before{given})", "product so far", "most likely word here", "its probability"),
+                "factors",
+                ("word", f"p(word | before{given})", "product so far", "most likely word here", "its probability"),
                 [
                     [word, float(factors[i]), float(products[i]), vocabulary[int(row.argmax())], float(row.max())]
                     for i, (word, row) in enumerate(zip(words, at_once, strict=True))

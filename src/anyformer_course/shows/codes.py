@@ -70,7 +70,8 @@ def example(text: str = "red square", *, levels: int = 4, steps: int = 80, seed:
         return figure
 
     return Shown(
-        f"{SIDE} x {SIDE} pixels become {amount(len(grid), 'code')}, each one of {number} ({len(set(grid))} different ones are "
+        f"{SIDE} x {SIDE} pixels become {amount(len(grid), 'code')}, each one of {number} ({len(set(grid))} "
+        "different ones are "
         f"used): {bits[0]} bits become {bits[1]:.0f}; the decoded picture has a squared error of {error:.4f}.",
         [
             Table("codes", ("row", *map(str, range(side))),

@@ -48,7 +48,8 @@ def example(
         return figure
 
     return Shown(
-        f"Every layer maps {rows[0][1]} numbers to {rows[-1][1]}, so layers can be stacked. The vectors of {word!r} in the "
+        f"Every layer maps {rows[0][1]} numbers to {rows[-1][1]}, so layers can be stacked. The vectors of {word!r} "
+        "in the "
         f"two texts have a cosine of {rows[0][2]:.2f} before the first layer and {rows[-1][2]:.2f} after the last.",
         [Table(f"{text} / {other}", ("where", "shape", f"cosine of {word!r} in both texts",
                                      "cosine with its input vector"), rows)],

@@ -23,7 +23,8 @@ GROUPS = {"ELECTRA": "C3", "BERT": "C0", "RoBERTa": "C1", "XLNet": "C2", "other"
 
 
 def example(compare: str = "BERT") -> Shown:
-    """Compare ELECTRA with the models whose name begins with `compare`, each with the ELECTRA of the nearest compute."""
+    """Compare ELECTRA with the models whose name begins with `compare`, each with the ELECTRA of the nearest "
+    "compute."""
     ours = [row for row in PUBLISHED if row[0].startswith("ELECTRA")]
     others = [row for row in PUBLISHED if row[0].startswith(compare) and row not in ours]
     if not others:

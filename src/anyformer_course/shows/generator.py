@@ -71,12 +71,14 @@ def example(
     first, last = (" ".join(word for word, _ in words) for words in written.values())
     return Shown(
         f"The pretrained model continues {begin!r} with {story!r}. After {text!r} it writes {first!r}, and after "
-        f"{amount(steps, 'step')} of fine-tuning {last!r}. The loss on the {amount(len(rows), 'line')} falls from {before:.2f} to {after:.2f}.",
+        f"{amount(steps, 'step')} of fine-tuning {last!r}. The loss on the {amount(len(rows), 'line')} falls from "
+        f"{before:.2f} to {after:.2f}.",
         [
             Table("as a generator, before fine-tuning", ("start", "continuation"), [[begin, story]]),
             Table(f"after {text!r}", ("word", "pretrained", "p", "fine-tuned", "p of it"), steps_of),
             Table("layers", ("what", "shape or number"), [
-                ["h: last hidden state of a word", f"{A.shape[1]}"], ["A: output layer, pretrained", f"{A.shape[0]} x {A.shape[1]}"],
+                ["h: last hidden state of a word", f"{A.shape[1]}"],
+                ["A: output layer, pretrained", f"{A.shape[0]} x {A.shape[1]}"],
                 ["new parameters for the task", "0"], ["parameters that are fine-tuned", f"{size:,}"],
             ]),
         ],

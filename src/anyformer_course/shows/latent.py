@@ -31,7 +31,6 @@ def example(name: str = "deepseek-v2", *, tokens: int = 4096) -> Shown:
         f"MLA, {part.rank} + {part.rotary_width} numbers": part.rank + part.rotary_width,
     }
     rows = [[form, size, size * depth, 2 * size * depth * tokens / 1e9] for form, size in forms.items()]
-    measured = counted.state(1, tokens, torch.bfloat16) / 1e9
     experts: Any = next(each for _, each in walk(counted.spec) if isinstance(each, af.parts.MoE))
     always = experts.shared.width // experts.expert.width
     difference = compare(part)

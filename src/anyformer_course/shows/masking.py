@@ -69,7 +69,8 @@ def example(
 
     usable = sum(token not in ("[CLS]", "[SEP]") for token in before)
     return Shown(
-        f"{len(chosen)} of {amount(len(ids), 'token')} {'is' if len(chosen) == 1 else 'are'} predicted; over {draws:,} maskings, of the chosen tokens "
+        f"{len(chosen)} of {amount(len(ids), 'token')} {'is' if len(chosen) == 1 else 'are'} predicted; over "
+        f"{draws:,} maskings, of the chosen tokens "
         + ", ".join(f"{count / total:.1%} are {name}" for name, count in counts.items()),
         [
             Table("one masking of each kind", ("kind", "BERT reads", "and predicts"), [

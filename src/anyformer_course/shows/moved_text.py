@@ -76,13 +76,15 @@ def example(text: str = "we know", *, moves: int = 12, width: int = 16, seed: in
 
     return Shown(
         f"Moved together, the score of {words[0]!r} and {words[-1]!r} spreads over {spread['sinusoidal']:.2f} with "
-        f"sinusoids, {spread['learned']:.2f} with learned positions and {tiny(spread['rotary'])} with rotary positions.",
+        f"sinusoids, {spread['learned']:.2f} with learned positions and {tiny(spread['rotary'])} with rotary "
+        "positions.",
         [
             Table("score by position", ("position", *SCHEMES),
                   [[i, *(scores[scheme][i] for scheme in SCHEMES)] for i in range(moves)]),
             Table(f"score if {words[-1]!r} is farther away (distance 0: the same position)", ("distance", *SCHEMES),
                   by_distance),
-            Table("largest minus smallest score of the moved words", ("scheme", "spread"), [[scheme, spread[scheme]] for scheme in SCHEMES]),
+            Table("largest minus smallest score of the moved words", ("scheme", "spread"),
+                  [[scheme, spread[scheme]] for scheme in SCHEMES]),
         ],
         draw,
     )  # fmt: skip

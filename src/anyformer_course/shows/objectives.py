@@ -74,7 +74,8 @@ def example(
 
     return Shown(
         f"In {T} words the decoder predicts {rows[0][2]}, the encoder {rows[1][2]}, the encoder-decoder writes "
-        f"{amount(rows[3][2], 'token')}. A prediction sees {rows[0][3]:.1f}, {rows[1][3]:.1f} and {rows[3][3]:.1f} real "
+        f"{amount(rows[3][2], 'token')}. A prediction sees {rows[0][3]:.1f}, {rows[1][3]:.1f} and {rows[3][3]:.1f} "
+        "real "
         f"words on average.",
         [
             Table("one text, four objectives", ("objective", "tokens", "predictions", "real words seen by a prediction",

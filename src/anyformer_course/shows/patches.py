@@ -53,7 +53,8 @@ def example(picture: str = "", *, size: int = 224, patch: int = 16, width: int =
         return figure
 
     return Shown(
-        f"{size * size:,} pixels become {amount(side * side, 'token')}, so attention has {rows[0][2] / rows[1][2]:,.0f} times "
+        f"{size * size:,} pixels become {amount(side * side, 'token')}, so attention has "
+        f"{rows[0][2] / rows[1][2]:,.0f} times "
         f"fewer pairs. A convolution with stride {patch} and a matrix on flattened patches differ by {tiny(error)}.",
         [
             Table(

@@ -1,7 +1,7 @@
 """The point-wise MLP: z = W2 GELU(W1 x + b1) + b2, for each token by itself.
 
-If one word changes, only its own result changes. The layer is a convolution of size 1, and with 4 d hidden numbers it has
-twice the weights of attention [Vaswani et al. 2017].
+If one word changes, only its own result changes. The layer is a convolution of size 1, and with 4 d hidden numbers it
+has twice the weights of attention [Vaswani et al. 2017].
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def example(
     text: str = "the detective investigated the case", *, width: int = 8, change: int = 2, mixing: bool = False,
     seed: int = 0,
 ) -> Shown:  # fmt: skip
-    """Compute the MLP of each word, replace the word number `change`, and compute again. `mixing`: attention instead."""
+    """Compute the MLP of each word, replace the word number `change`, and compute again. `mixing`: attention "
+    "instead."""
     words, x = vectors(text, width, seed)
     if not 0 <= change < len(words) or width % 2 or not 2 <= width <= 64:
         raise ValueError(f"change is {change} and width {width}; change: 0 to {len(words) - 1}, width: even, 2 to 64")

@@ -29,8 +29,9 @@ def example(names: str = "gpt1 bert-base bert-large gpt2-xl t5-11b gpt3-175b") -
     for model in sorted((known[name] for name in chosen), key=lambda model: model.date):
         counted = af.count(af.spec(model.zoo))
         depth, width, heads = shape(counted.spec)
+        estimate = model.estimate_for(counted.active)
         rows.append([model.zoo, model.date, model.kind, depth, width, model.parameters, counted.parameters,
-                     model.compute, model.estimate_for(counted.active), counted.active, heads, model.tokens])  # fmt: skip
+                     model.compute, estimate, counted.active, heads, model.tokens])  # fmt: skip
 
     def draw() -> Any:
         figure, axes = new(2, 1, 11, 4)

@@ -57,7 +57,8 @@ def example(pairs: str = "ac bd ca", *, ask: str = "d", steps: int = 130, seed: 
 
     return Shown(
         f"Without examples the model answers {rows[0][2]!r} ({float(probabilities[0].max()):.2f}), after "
-        f"{amount(len(shots), 'example')} {rows[-1][2]!r} ({float(probabilities[-1].max()):.2f}). On new texts {100 * float(right[0]):.0f} % of its "
+        f"{amount(len(shots), 'example')} {rows[-1][2]!r} ({float(probabilities[-1].max()):.2f}). On new texts "
+        f"{100 * float(right[0]):.0f} % of its "
         f"answers are right without examples and {100 * float(right[-1]):.0f} % after {PAIRS - 1}.",
         [
             Table("your prompt", ("shots", "prompt", "answer", *(f"p({letter})" for letter in LETTERS)), rows),

@@ -43,7 +43,8 @@ def example(text: str = TEXT, *, depth: int = 8, width: int = 32, steps: int = 4
         return figure
 
     return Shown(
-        f"After {amount(steps, 'step')} with {amount(depth, 'layer')} the loss is {with_skip['loss'][-1]:.2f} with skip connections and "
+        f"After {amount(steps, 'step')} with {amount(depth, 'layer')} the loss is {with_skip['loss'][-1]:.2f} with "
+        "skip connections and "
         f"{without['loss'][-1]:.2f} without.",
         [
             Table(

@@ -59,7 +59,8 @@ def example(
 
     names = [str(i) for i in range(width)]
     return Shown(
-        f"{amount(skipped, 'word')} before the text rotate every word by {math.degrees(skipped * float(turns[0])) % 360:.1f} "
+        f"{amount(skipped, 'word')} before the text rotate every word by "
+        f"{math.degrees(skipped * float(turns[0])) % 360:.1f} "
         f"degrees (first pair); the scores change by at most {tiny(change)}.",
         [
             Table("vectors", ("word", *names), [[w, *row] for w, row in zip(words, x.tolist(), strict=True)]),

@@ -68,7 +68,8 @@ def example(compute: str = "1e19 1e21 1e23", *, law: str = "Kaplan", loss: float
     small, large = enough[0], enough[-1]
     says = (
         f"According to {law}, a loss of {loss:g} takes {short(small[2])} tokens with {short(small[0])} parameters and "
-        f"{short(large[2])} with {short(large[0])}. For {budgets[-1]:.3g} FLOPs the lowest loss is {lowest[-1][0]:.2f}, "
+        f"{short(large[2])} with {short(large[0])}. For {budgets[-1]:.3g} FLOPs the lowest loss is "
+        f"{lowest[-1][0]:.2f}, "
         f"with {short(lowest[-1][1])} parameters"
     )
     if len(budgets) > 1:

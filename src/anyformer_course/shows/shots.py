@@ -72,7 +72,8 @@ def example(*, steps: int = 100, shots: int = 5, seed: int = 0) -> Shown:
     return Shown(
         f"with the name of the language {100 * rows[0][1]:.0f} % of the translations are right after 0 examples, "
         f"{100 * rows[1][1]:.0f} % after 1 and {100 * rows[-1][1]:.0f} % after {shots}, without any gradient update; "
-        f"fine-tuning raises one dialect from {100 * before:.0f} to {100 * after:.0f} % with {amount(updates, 'update')}.",
+        f"fine-tuning raises one dialect from {100 * before:.0f} to {100 * after:.0f} % with "
+        f"{amount(updates, 'update')}.",
         [
             Table("examples in the prompt", ("examples", "right, with the name of the language", "right, without it",
                                              "gradient updates"), rows),

@@ -51,7 +51,8 @@ def example(text: str = TEXT, *, spans: str = "", rate: float = 0.15, mean: floa
 
     number, count = int(removed.sum()), len(writes) - int(removed.sum()) - (0 if removed[-1] else 1)
     return Shown(
-        f"{number} of {len(words)} words {'is' if number == 1 else 'are'} removed, in {amount(count, 'span')}. The encoder reads {len(reads)} tokens, the "
+        f"{number} of {len(words)} words {'is' if number == 1 else 'are'} removed, in {amount(count, 'span')}. The "
+        f"encoder reads {len(reads)} tokens, the "
         f"decoder writes {len(writes)} instead of {len(words)}.",
         [
             Table("tokens", ("side", "tokens", "text"), [

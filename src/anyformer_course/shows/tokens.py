@@ -71,7 +71,8 @@ def example(text: str = "the cat likes the warmest mats", *, merges: int = 40, c
         f"{amount(len(learned), 'merge')}; each token is one of {size} indices, and each index a vector. WordPiece: "
         f"{amount(sum(len(each[1].split()) for each in found), 'piece')}.",
         [
-            Table("BPE, merge by merge (_ is a space)", ("merge", "pair", "times in the corpus", "tokens", "text"), rows),
+            Table("BPE, merge by merge (_ is a space)", ("merge", "pair", "times in the corpus", "tokens", "text"),
+                  rows),
             Table(f"token, index, and the first {WIDTH} numbers of its vector (random, before training)",
                   ("token", "index", *(str(i) for i in range(WIDTH))), vectors),
             Table("WordPiece: the longest piece first, ## inside a word", ("word", "pieces"), found),
