@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import functools
 import tempfile
+import typing
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -145,6 +146,9 @@ def as_encoder(spec: DecoderModel) -> EncoderModel:
     return EncoderModel(**{("encoder" if name == "decoder" else name): value for name, value in spec.items()})
 
 
+FIRST = ".0"  # the first Part of a tuple
+
+
 def place(part: Part) -> tuple[Model, str]:
     """Return a small model that contains the Part, and the Part's address in it."""
     if isinstance(part, Model):
@@ -153,9 +157,11 @@ def place(part: Part) -> tuple[Model, str]:
         return part, ""
     refusals: list[str] = []
     for address in sorted(addresses_for(type(part)), key=lambda each: each == MIXER and part.sees == "itself"):
+        slot = address.removesuffix(FIRST)
         for has_head in (True, False):
             try:
-                spec: Any = override(small_model() if has_head else small_model(head=None), {address: part})
+                value = part if slot == address else (part,)
+                spec: Any = override(small_model() if has_head else small_model(head=None), {slot: value})
                 spec = spec if has_head else as_encoder(spec)
             except ValueError as error:
                 refusals.append(str(error))
@@ -172,14 +178,17 @@ def reads_text(spec: Model) -> bool:
 
 
 def addresses_for(kind: type[Part]) -> list[str]:
-    """Return the addresses of the small model that take a Part of this kind; filled slots are first."""
+    """Return the addresses of the small model that take a Part of this kind; filled slots are first. The address in a
+    slot for several Parts ends with ".0"."""
     filled: list[str] = []
     empty: list[str] = []
     for path, owner in walk(small_model()):
         for name, hint in slots_of(type(owner)).items():
             if any(slot is not Part and fits(kind, slot) for slot in slot_types(hint)):
                 is_filled = isinstance(dict(owner.items()).get(name), Part)
-                (filled if is_filled else empty).append(f"{path}.{name}" if path else name)
+                address = f"{path}.{name}" if path else name
+                address += FIRST if typing.get_origin(hint) is tuple else ""
+                (filled if is_filled else empty).append(address)
     return filled + empty
 
 

@@ -93,6 +93,9 @@ EVERYTHING = Visible(lambda b, q, k: q >= 0, torch.arange(0), torch.arange(0), e
 class ScoreChange(Protocol):
     """A change of each score on its own."""
 
+    @property
+    def in_flex(self) -> bool: ...
+
     def __call__(self, scores: Tensor) -> Tensor: ...
 
     def score_mod(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor: ...
@@ -116,10 +119,15 @@ class Plan(NamedTuple):
         """Whether a fused kernel can run it: softmax, and nothing that needs the weights of several heads or keys."""
         return self.mix_heads is None and self.normalize is None and self.value_bias is None
 
+    @property
+    def flexible(self) -> bool:
+        """Whether FlexAttention can run it."""
+        return self.fusible and all(change.in_flex for change in self.changes)
+
     def chosen_kernel(self) -> str:
         """Return the kernel that runs this plan for few tokens: `kernel`, or the eager one if that cannot run it."""
         kernel = "sdpa" if self.kernel == "auto" else self.kernel
-        return kernel if self.fusible and (kernel == "flex" or not self.changes) else "eager"
+        return kernel if self.flexible and (kernel == "flex" or not self.changes) else "eager"
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, visible: Visible, plan: Plan) -> Tensor:
@@ -171,7 +179,7 @@ def flex_is_faster(q: Tensor, k: Tensor, v: Tensor, visible: Visible, plan: Plan
     if not needs_mask or q.shape[:3].numel() * k.shape[2] < least:
         return False
     widths_fit = q.shape[-1] in FLEX_WIDTHS and v.shape[-1] in FLEX_WIDTHS
-    return plan.fusible and plan.bias is None and not plan.dropout and widths_fit and hardware.triton()
+    return plan.flexible and plan.bias is None and not plan.dropout and widths_fit and hardware.triton()
 
 
 def _weights(q: Tensor, k: Tensor, visible: Visible, plan: Plan, dtype: torch.dtype) -> Tensor:

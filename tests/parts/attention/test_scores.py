@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import anyformer as af
+from anyformer.kernels.attention import Plan
 from anyformer.parts.attention.attention import Attention
-from anyformer.parts.attention.scores import PointwiseChange, PointwiseModule, Sinks, SoftCap
+from anyformer.parts.attention.scores import LearnedScale, PointwiseChange, PointwiseModule, Sinks, SoftCap
 from anyformer.parts.mask import Causal
 from anyformer.specs.part import Site
 from anyformer.weights.rules import same_names
@@ -66,6 +67,36 @@ def test_a_new_change_needs_no_other_file() -> None:
     ids = torch.arange(1, 6)[None]
     with_cache, without = (af.generate(model, ids, max_new_tokens=5, use_cache=cached) for cached in (True, False))
     assert torch.equal(with_cache, without)
+
+
+class Temperature(PointwiseModule):
+    """A factor per head, without a form for FlexAttention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(H, 1, 1))
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return scores * self.weight
+
+
+class FlexTemperature(Temperature):
+    def score_mod(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score * self.weight[h, 0, 0]
+
+
+@pytest.mark.parametrize(("module", "kernel"), [
+    (SignedSquareModule, "flex"), (Temperature, "eager"), (FlexTemperature, "flex")
+])  # fmt: skip
+def test_flex_runs_what_has_a_form_for_one_score(module: type[PointwiseModule], kernel: str) -> None:
+    assert Plan(1.0, changes=(module(),), kernel="flex").chosen_kernel() == kernel
+
+
+@pytest.mark.parametrize("part", [SoftCap(), LearnedScale(), SignedSquare()], ids=lambda part: type(part).__name__)
+def test_a_change_is_checked_on_its_own(part: PointwiseChange) -> None:
+    """`af.check` puts it into the tuple of changes."""
+    report = af.check(part)
+    assert not report.failures and {check.name for check in report.checks} >= {"causality", "cached decoding"}
 
 
 def test_tensor_names_of_earlier_versions_are_found() -> None:

@@ -50,8 +50,14 @@ class PointwiseModule(PartModule):
         raise NotImplementedError
 
     def score_mod(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        """Change one score in FlexAttention: of batch row b, head h, query i and key j."""
+        """Change one score in FlexAttention: of batch row b, head h, query i and key j. A module with parameters per
+        head overrides this (`score * self.weight[h]`); otherwise it runs on the eager kernel only."""
         return self(score)
+
+    @property
+    def in_flex(self) -> bool:
+        """Whether `score_mod` can change a single score: it is overridden, or nothing depends on the head."""
+        return type(self).score_mod is not PointwiseModule.score_mod or next(self.parameters(), None) is None
 
 
 class HeadMixing(ScoreChange):
