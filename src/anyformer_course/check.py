@@ -69,9 +69,8 @@ def printed(shown: Shown) -> str:
     return out.getvalue()
 
 
-QUOTED = re.compile(r"(?<![\w.])(?<!\w-)-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?(?!\w|[.,]\d)")
-
-
+QUOTED = re.compile(r"(?<![\w.])(?<!\w-)-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?(?!\w|[.,]\d)(?: [mb]illion)?")
+SCALES = {"": 1.0, "million": 1e6, "billion": 1e9}
 SOURCE = re.compile(r"\((?:the slide|the paper|published)\b[^)]*\)")  # such as (the slide: 4 days)
 
 
@@ -79,7 +78,7 @@ def quoted_numbers(text: str) -> list[str]:
     """Return the numbers of a sentence that a result must contain: no years, no small integers, no names (GPT-2), and
     nothing in a parenthesis that names a source: (the slide: 4 days)."""
     found = [each.rstrip(",") for each in QUOTED.findall(SOURCE.sub("", text))]
-    return [each for each in found if "." in each or "," in each or (abs(float(each)) >= 10 and not is_year(each))]
+    return [each for each in found if not each.isdecimal() or (int(each) >= 10 and not is_year(each))]
 
 
 def is_year(text: str) -> bool:
@@ -94,11 +93,11 @@ def unseen_numbers(text: str, shown: Shown, given: str) -> list[str]:
 
 
 def agrees(quoted: str, value: float) -> bool:
-    """Whether `value` (or its percentage) rounds to the number that is quoted, as in 0.71 and 0.713."""
-    plain = quoted.replace(",", "").lstrip("-")
+    """Whether `value` (or its percentage) rounds to the quoted number: 0.71 and 0.713, 2 million and 1,960,112."""
+    plain, _, scale = quoted.replace(",", "").lstrip("-").partition(" ")
     digits, _, power = plain.partition("e")
     step = 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))
-    return any(abs(value * unit - float(plain)) <= 0.5001 * step for unit in (1, 100))
+    return any(abs(value * unit - float(plain)) <= 0.5001 * step for unit in (1, 100, 1 / SCALES[scale]))
 
 
 def warm_up() -> None:

@@ -237,8 +237,9 @@ NEEDLESS = ("transformers", "sklearn", "matplotlib", "torch._dynamo", "sympy")
 
 @pytest.mark.parametrize(
     ("arguments", "absent"),
-    [(["course", "1.t5-s-span-corruption"], ("torch", *NEEDLESS)), (["show", "claim", "masking-rate"], ("torch", *NEEDLESS)),
-     (["show", "growth"], ("torch", *NEEDLESS)), (["show", "attention"], NEEDLESS), (["show", "router"], NEEDLESS)],
+    [(["course", "1.t5-s-span-corruption"], ("torch", *NEEDLESS)),
+     (["show", "claim", "masking-rate"], ("torch", *NEEDLESS)), (["show", "growth"], ("torch", *NEEDLESS)),
+     (["show", "attention"], NEEDLESS), (["show", "router"], NEEDLESS)],
 )  # fmt: skip
 def test_a_command_imports_only_what_it_needs(arguments: list[str], absent: tuple[str, ...]) -> None:
     """`import torch` takes two seconds, and torch._dynamo as much again."""

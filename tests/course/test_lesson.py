@@ -151,6 +151,7 @@ def test_numbers_of_see_are_printed(sample: lesson.Lesson) -> None:
         return check.unseen_numbers(text, shown, 'show("x", 7.5)')
 
     assert unseen("0.25, 25.5 %, 0.615, 1,234,567, 1.5, -3.0, 3.14e23 and 7.5 (given)") == []
+    assert unseen("1.2 million, but not 1.3 million") == ["1.3 million"]
     assert unseen("0.27, 7.25 and 1,234,568") == ["0.27", "7.25", "1,234,568"]
     assert unseen("0.025 is in a column that does not fit, 2.75 too") == ["0.025", "2.75"]
     assert unseen("it takes 9.5 s (the slide: 8.5 s), (published: 7.25)") == ["9.5"], "a source is named"
