@@ -1,15 +1,14 @@
 """`python -m anyformer_course.check [N[.STOP] ...]`: run the demonstration and the change of every stop.
 
-Prints the seconds of both and the sentence of the demonstration. Fails if a stop has the wrong form, raises an error
-or takes more than 5 seconds (of the processor or of the clock, whichever is less). The picture counts, `import torch`
-does not.
+Prints the seconds of both and the sentence of the demonstration. Fails if a stop has the wrong form, raises an error,
+quotes a number that its output does not have, or takes more than 5 seconds (of the processor or of the clock, whichever
+is less). The picture counts, `import torch` does not.
 """
 
 from __future__ import annotations
 
+import io
 import json
-import math
-import numbers
 import os
 import re
 import sys
@@ -17,6 +16,7 @@ import time
 from typing import Any
 
 from anyformer_course import lesson
+from anyformer_course.render import console, print_shown
 from anyformer_course.shown import Shown
 
 LIMIT = 5.0  # seconds per block, with its picture
@@ -62,19 +62,42 @@ def processor_seconds() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def unseen_numbers(see: str, shown: Shown) -> list[str]:
-    """Return the decimal numbers of `See:` that neither the tables nor the sentence contain."""
-    cells = [cell for table in shown.tables for row in table.rows for cell in row]
-    values = [float(cell) for cell in cells if isinstance(cell, numbers.Real) and math.isfinite(cell)]
-    words = " ".join([shown.says, *(str(cell) for cell in cells if isinstance(cell, str))])
-    values += [float(word) for word in re.findall(r"-?\d+\.\d+", words)]
-    missing = []
-    for text in re.findall(r"(?<![\w.])-?\d+\.\d+(?![\w.]*\d)", see):
-        digits = len(text.partition(".")[2])
-        step = 10.0**-digits
-        if not any(abs(abs(value) * unit - abs(float(text))) <= 0.51 * step for value in values for unit in (1, 100)):
-            missing.append(text)
-    return missing
+def printed(shown: Shown) -> str:
+    """Return what `anyformer course` prints: a column or a row that does not fit is not seen."""
+    out = io.StringIO()
+    print_shown(shown, console(out))
+    return out.getvalue()
+
+
+QUOTED = re.compile(r"(?<![\w.])(?<!\w-)-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?(?!\w|[.,]\d)(?: [mb]illion)?")
+SCALES = {"": 1.0, "million": 1e6, "billion": 1e9}
+SOURCE = re.compile(r"\((?:the slide|the paper|published)\b[^)]*\)")  # such as (the slide: 4 days)
+
+
+def quoted_numbers(text: str) -> list[str]:
+    """Return the numbers of a sentence that a result must contain: no years, no small integers, no names (GPT-2), and
+    nothing in a parenthesis that names a source: (the slide: 4 days)."""
+    found = [each.rstrip(",") for each in QUOTED.findall(SOURCE.sub("", text))]
+    return [each for each in found if not each.isdecimal() or (int(each) >= 10 and not is_year(each))]
+
+
+def is_year(text: str) -> bool:
+    return text.isdecimal() and 1900 <= int(text) < 2100
+
+
+def unseen_numbers(text: str, shown: Shown, given: str) -> list[str]:
+    """Return the numbers of `See:` or `Try:` that are neither printed nor `given`: by the idea or the code."""
+    seen = f"{printed(shown)} {given}"
+    values = [abs(float(each.replace(",", ""))) for each in re.findall(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", seen)]
+    return [each for each in quoted_numbers(text) if not any(agrees(each, value) for value in values)]
+
+
+def agrees(quoted: str, value: float) -> bool:
+    """Whether `value` (or its percentage) rounds to the quoted number: 0.71 and 0.713, 2 million and 1,960,112."""
+    plain, _, scale = quoted.replace(",", "").lstrip("-").partition(" ")
+    digits, _, power = plain.partition("e")
+    step = 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))
+    return any(abs(value * unit - float(plain)) <= 0.5001 * step for unit in (1, 100, 1 / SCALES[scale]))
 
 
 def warm_up() -> None:
@@ -100,12 +123,23 @@ def check_stop(stop: lesson.Stop) -> bool:
     print(
         f"{stop.name:5} {'TOO SLOW' if slow else 'ok'}  {times} s  {stop.title}\n      {results[0][0].says}", flush=True
     )
-    if missing := unseen_numbers(stop.see, results[0][0]):
-        print(f"      note: See names {', '.join(missing)}, which the output does not contain")
+    unseen = check_numbers(stop, *(shown for shown, _ in results))
+    for message in unseen:
+        print(f"      FAILED: {message}")
     same = results[0][0].json() == results[1][0].json()
     if same:
         print("      FAILED: the change gives the same numbers as the demonstration")
-    return not slow and not same
+    return not slow and not same and not unseen
+
+
+def check_numbers(stop: lesson.Stop, demonstration: Shown, changed: Shown) -> list[str]:
+    """Return one message per text of the stop that quotes numbers which its output does not have."""
+    texts = (("See", stop.see, demonstration, stop.demonstration), ("Try", stop.change, changed, stop.changed))
+    return [
+        f"{name} names {', '.join(missing)}, which the output does not contain"
+        for name, text, shown, block in texts
+        if (missing := unseen_numbers(text, shown, f"{stop.idea} {block.code}"))
+    ]
 
 
 def main(names: list[str]) -> int:

@@ -35,16 +35,18 @@ class Block:
 
     def run(self) -> Shown:
         """Execute the code with `show`, `Shown`, `Table`, `af` and `torch`; return the value of its last expression."""
-        import torch
-
         import anyformer
         import anyformer_course
 
-        names: dict[str, Any] = {"af": anyformer, "torch": torch, "__name__": "lesson"}
+        names: dict[str, Any] = {"af": anyformer, "__name__": "lesson"}
         names |= {name: getattr(anyformer_course, name) for name in anyformer_course.__all__}
         tree = ast.increment_lineno(ast.parse(self.code), self.line - 1)
+        if any(isinstance(node, ast.Name) and node.id == "torch" for node in ast.walk(tree)):
+            import torch  # 2 s: only if the code uses it
+
+            names["torch"] = torch
+            torch.manual_seed(0)
         *statements, last = tree.body
-        torch.manual_seed(0)
         exec(compile(ast.Module(statements, []), str(self.path), "exec"), names)
         value = eval(compile(ast.Expression(last.value), str(self.path), "eval"), names)  # type: ignore[attr-defined]
         if not isinstance(value, Shown):

@@ -6,10 +6,10 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from anyformer_course.shown import Shown
-from anyformer_course.table import PAGE_LIMIT, Table, is_folded, is_numeric, number
+from anyformer_course.table import PAGE_LIMIT, Table, amount, is_folded, is_numeric, number
 
 TERMINAL_ROWS = 24  # more rows are left out in the terminal
 PLAIN_WIDTH = 120  # columns of text if the output is not a terminal
@@ -19,10 +19,11 @@ TEXT_WIDTH = 24  # columns of text that a cell with words needs at least
 # -- terminal ---------------------------------------------------------------------------------------------------------
 
 
-def console() -> Any:
+def console(out: TextIO | None = None) -> Any:
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False, file=sys.stdout)
+    out = out or sys.stdout
+    return Console(width=None if out.isatty() else PLAIN_WIDTH, highlight=False, file=out)
 
 
 def print_shown(shown: Shown, to: Any) -> None:
@@ -51,8 +52,8 @@ def terminal_table(table: Table, width: int) -> Iterator[Any]:
     for row in rows:
         drawn.add_row(*(Text(number(row[i])) for i in columns))
     yield drawn
-    cut = ((len(table.columns) - len(columns), "columns"), (len(table.rows) - len(rows), "rows"))
-    if missing := " and ".join(f"{count} more {what}" for count, what in cut if count):
+    cut = ((len(table.columns) - len(columns), "more column"), (len(table.rows) - len(rows), "more row"))
+    if missing := " and ".join(amount(count, what) for count, what in cut if count):
         yield Text(f"... {missing}; --json prints all", style="dim")
 
 
@@ -92,7 +93,8 @@ def markdown_shown(shown: Shown, picture: str, folded: bool = False) -> str:
         if folded or is_folded(table, i):
             body = "\n".join(f"    {line}" for line in text.splitlines())
             title = table.title.replace('"', "'")
-            parts.append(f'??? info "{escape(title)} ({len(table.rows)} rows)"\n\n{body}')
+            rows = amount(len(table.rows), "row")
+            parts.append(f'??? info "{escape(title)} ({rows})"\n\n{body}')
         else:
             parts.append(f"*{escape(table.title)}*\n\n{text}")
     return "\n\n".join(parts)
@@ -104,7 +106,7 @@ def markdown_table(table: Table) -> str:
     rows += [[escape(number(cell)) for cell in row] for row in table.rows[:PAGE_LIMIT]]
     text = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     more = len(table.rows) - PAGE_LIMIT
-    return f"{text}\n\n{more} more rows" if more > 0 else text
+    return f"{text}\n\n{amount(more, 'more row')}" if more > 0 else text
 
 
 def escape(text: str) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # `split` does not need torch
+    from torch import Tensor
 
 LIMIT = 12  # words; larger tables do not fit on a page
 
@@ -22,6 +22,8 @@ def split(text: str, limit: int = LIMIT) -> list[str]:
 
 def vectors(text: str, width: int, seed: int = 0) -> tuple[list[str], Tensor]:
     """Return the words (T) and their vectors (T, D). A word's vector depends on its letters and the seed only."""
+    import torch
+
     words = split(text)
     seeds = [int.from_bytes(hashlib.sha256(f"{seed} {word}".encode()).digest()[:7], "big") for word in words]
     return words, torch.stack([torch.randn(width, generator=torch.Generator().manual_seed(each)) for each in seeds])

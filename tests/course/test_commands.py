@@ -232,6 +232,29 @@ print("seconds", time.process_time())
     assert min(seconds) < 1.0  # all six together; alone each takes less than 0.5
 
 
+NEEDLESS = ("transformers", "sklearn", "matplotlib", "torch._dynamo", "sympy")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [(["course", "1.t5-s-span-corruption"], ("torch", *NEEDLESS)),
+     (["show", "claim", "masking-rate"], ("torch", *NEEDLESS)), (["show", "growth"], ("torch", *NEEDLESS)),
+     (["show", "attention"], NEEDLESS), (["show", "router"], NEEDLESS)],
+)  # fmt: skip
+def test_a_command_imports_only_what_it_needs(arguments: list[str], absent: tuple[str, ...]) -> None:
+    """`import torch` takes two seconds, and torch._dynamo as much again."""
+    code = f"""
+import sys
+from anyformer_course.extension import register
+from anyformer import cli
+register()
+assert cli.main({arguments}) == 0
+print("imported", [name for name in {absent} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT / "src")
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "imported []", done.stderr or done.stdout[-200:]
+
+
 def test_the_module_is_the_command() -> None:
     command = [sys.executable, "-m", "anyformer_course", "show", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT / "src")

@@ -92,3 +92,54 @@ def test_mistakes_are_one_line(name, inputs, options, message):
     with pytest.raises(ValueError, match=message) as error:
         show(name, *inputs, **options)
     assert "\n" not in str(error.value)
+
+
+def test_a_router_scales_the_probabilities_of_its_experts_to_sum_1():
+    for _, probabilities, weights in show("router", "a b c d", top=2).tables[0].rows:
+        p, w = ([float(each.split(": ")[1]) for each in cell.split(", ")] for cell in (probabilities, weights))
+        assert sum(w) == pytest.approx(1, abs=0.011) and w[0] == pytest.approx(p[0] / sum(p), abs=0.03)
+
+
+def test_errors_of_the_trained_gpt_are_those_of_the_results_file():
+    from anyformer_course.results import judged_run, read
+
+    figures = judged_run(read("in-context-regression"))["figures"]
+    pairs, ours, bayes, ratio = show("bayes", 0.5, tasks=20).tables[0].rows[-1]
+    assert float(ours) == figures[f"error after {pairs} pairs, noise 0.5"]
+    assert float(ratio) == pytest.approx(float(ours) / float(bayes), abs=1e-4)
+    assert len(show("bayes", 0.7, tasks=20).tables) == 1, "nothing is stored for this noise"
+
+
+def test_latent_attention_needs_only_the_cached_vectors():
+    one_token = dict(show("latent", "deepseek-v3").tables[1].rows)
+    assert one_token["cached: latent vector c"] == 512 and one_token["keys of 128 heads, computed from c"] == 128 * 128
+    assert next(value for name, value in one_token.items() if name.startswith("difference")) < 1e-5
+
+
+def test_masked_words_are_not_seen_by_predictions():
+    for rate in (0.2, 0.5):
+        shown = show("objectives", "a b c d e f g h i j", rate=rate)
+        assert row(shown, "masked words (encoder: BERT)")[3] == 10 * (1 - rate)
+    reads, target = row(shown, "span corruption", table=1)[1:]
+    assert reads.count("<X>") == target.count("<X>") == 1
+
+
+def test_the_best_scale_is_smaller_for_faster_functions():
+    best = [row[-1] for row in show("matching").tables[1].rows]
+    assert best == sorted(best, reverse=True) and best[0] > best[-1]
+
+
+def test_shifted_windows_connect_more_patches_with_every_layer():
+    for layers, same, shifted in show("windows", "swin-tiny").tables[1].rows:
+        assert same == 49 and shifted == (7 * layers) ** 2
+
+
+def test_fine_tuning_a_generator_adds_nothing_and_lowers_the_loss():
+    shown = show("generator", "a bird slept in the sun . <delim>")
+    assert row(shown, "new parameters for the task", table=2)[1] == "0"
+    assert [word for _, _, _, word, _ in shown.tables[1].rows] == ["a", "bird", "<end>"]
+
+
+def test_electra_is_ahead_of_bert_at_equal_compute():
+    pairs = [each for each in show("electra").tables[0].rows if each[-1] == 1]
+    assert len(pairs) == 3 and all(each[6] > 0 for each in pairs)

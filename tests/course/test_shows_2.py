@@ -58,3 +58,47 @@ def test_mistakes_are_one_line(call):
     with pytest.raises(ValueError) as error:
         show(name, text, **(options[0] if options else {}))
     assert "\n" not in str(error.value)
+
+
+def test_the_mlp_reads_each_word_by_itself_and_attention_does_not():
+    changes = [row[2] for row in rows(show("pointwise", "a b c d", change=1))]
+    assert changes[1] > 0.1 and changes[0] == changes[2] == changes[3] == 0
+    assert min(row[2] for row in rows(show("pointwise", "a b c d", change=1, mixing=True))) > 1e-3
+    assert all(error < 1e-5 for _, error in rows(show("pointwise"), 3))
+
+
+def test_a_word_gets_different_vectors_in_different_texts():
+    cosines = [row[2] for row in rows(show("contextual"))]
+    assert cosines[0] == pytest.approx(1) and cosines[-1] < 0.9
+
+
+def test_a_translation_is_probable_only_for_its_source():
+    right, wrong = (
+        rows(show("chain", "le chien a dormi", source=source, steps=40))[-1][2]
+        for source in ("the dog slept", "the detective slept")
+    )
+    assert right > 0.5 > 0.05 > wrong
+
+
+def test_every_token_has_an_index_and_equal_tokens_have_equal_vectors():
+    vectors = rows(show("tokens", "the cat the", merges=10), 1)
+    tokens = [row[0] for row in vectors]
+    assert len({tuple(row[1:]) for row in vectors}) == len({*tokens}) and "".join(tokens) == "the_cat_the"
+
+
+def test_the_lowest_loss_of_a_budget_is_in_the_picture_and_its_size_grows():
+    shown = show("scaling", "1e18 1e22")
+    grid = rows(shown)
+    sizes = (1e7, 1e8, 1e9, 1e10, 1e11, 1e12)
+    for row in grid:
+        nearest = min(range(6), key=lambda i: abs(sizes[i] / row[-1] - 1))
+        assert row[1 + nearest] <= min(row[1:-1]) + 0.15
+    assert grid[1][-1] > 100 * grid[0][-1]
+
+
+def test_positions_that_depend_on_the_distance_keep_the_score_of_moved_words():
+    spread = dict(rows(show("moved-text", "we know"), 2))
+    assert all(spread[scheme] < 1e-5 for scheme in ("none", "T5", "ALiBi", "rotary"))
+    assert min(spread["learned"], spread["sinusoidal"]) > 1
+    falls = [row[5] for row in rows(show("moved-text", "we know"), 1)]
+    assert falls == sorted(falls, reverse=True) and falls[0] - falls[1] == pytest.approx(0.5)

@@ -58,7 +58,9 @@ def test_a_stop_runs_in_time(computed: Any, stop: lesson.Stop) -> None:
         shown, seconds = computed.measure(block)
         assert seconds <= BUSY * check.LIMIT, f"{block.where}: {seconds:.1f} s"
         assert shown.says not in (stop.see, stop.idea)
-    assert computed.run(stop.demonstration).json() != computed.run(stop.changed).json(), "the change changes nothing"
+    results = [computed.run(block) for block in (stop.demonstration, stop.changed)]
+    assert results[0].json() != results[1].json(), "the change changes nothing"
+    assert not check.check_numbers(stop, *results)
 
 
 @each_lesson

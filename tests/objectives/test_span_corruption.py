@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anyformer.objectives.span_corruption import SpanCorruption, corrupt, pieces
+from anyformer.objectives.span_corruption import SpanCorruption
+from anyformer.objectives.spans import corrupt, count_spans, draw_spans, pieces
 from anyformer.objectives.vocabulary_info import VocabularyInfo
 from small import close
 from tiny import model_of
@@ -34,13 +35,13 @@ def test_the_published_lengths() -> None:
     """568 tokens of text give a source of 512 and a target of 114 tokens, including end tokens."""
     objective = SpanCorruption()
     assert objective.reads(512) == 568
-    noise, spans = objective.amounts(568)
+    noise, spans = count_spans(568, objective.rate, objective.mean)
     assert (noise, spans) == (85, 28) and 568 - noise + spans + 1 == 512 and noise + spans + 1 == 114
 
 
 def test_statistics() -> None:
     objective, random = SpanCorruption(), np.random.default_rng(0)
-    masks = np.stack([objective.spans(200, random) for _ in range(4000)])
+    masks = np.stack([draw_spans(200, objective.rate, objective.mean, random) for _ in range(4000)])
     assert (masks.sum(1) == 30).all()  # exactly 15 %
     starts = masks[:, 1:] & ~masks[:, :-1]
     assert (starts.sum(1) == 10).all() and not masks[:, 0].any() and masks[:, -1].all()  # spans of 3 tokens on average
@@ -81,7 +82,7 @@ def test_nothing_is_lost(size: int) -> None:
 @pytest.mark.parametrize("rate", [0.01, 0.5, 0.99])
 def test_one_token_goes_at_least_and_one_stays(rate: float) -> None:
     for size in (2, 3, 10, 99):
-        noise, spans = SpanCorruption(rate=rate).amounts(size)
+        noise, spans = count_spans(size, rate, SpanCorruption().mean)
         assert 1 <= spans <= noise < size and spans <= size - noise
 
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from anyformer.kernels import decode, hardware
 from anyformer.kernels.capture import is_capturing
@@ -223,6 +222,8 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, visible: Visible, plan: Plan) -> Tens
     if plan.bias is not None:
         mask = visible.masked_bias(plan.bias)
     elif visible.trailing and q.is_cuda and q.dtype in (torch.float16, torch.bfloat16):
+        from torch.nn.attention.bias import causal_lower_right  # here: it imports torch._dynamo, 2 s
+
         mask = causal_lower_right(*visible.sizes)
     elif not visible.everything and not is_causal:
         mask = visible.dense()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+if TYPE_CHECKING:  # figures of published numbers do not need torch
+    from torch import Tensor
 
 
 def new(columns: int = 1, rows: int = 1, width: float = 6, height: float = 4, **layout: Any) -> Any:

@@ -41,6 +41,22 @@ def kaplan_loss(parameters: float, tokens: float) -> float:
     return ((8.8e13 / parameters) ** (0.076 / 0.095) + 5.4e13 / tokens) ** 0.095
 
 
+def kaplan_run(parameters: float, steps: float) -> tuple[float, float]:
+    """Return the loss and the FLOPs of `steps` steps with the critical batch size and unlimited data:
+    L = (N_c / N)^0.077 + (S_c / S)^0.76, B = B_* / L^(1 / 0.21), C = 6 N B S [Kaplan et al. 2020, 1.6, 1.4 and 1.8]."""
+    loss = (6.5e13 / parameters) ** 0.077 + (2.1e3 / steps) ** 0.76
+    return loss, 6 * parameters * 2.1e8 / loss ** (1 / 0.21) * steps
+
+
+def kaplan_loss_at(parameters: float, compute: float) -> float:
+    """Return the loss of `kaplan_run` after C FLOPs."""
+    low, high = 1e-3, 1e15
+    for _ in range(80):  # bisection of the logarithm; FLOPs grow with the steps
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if kaplan_run(parameters, middle)[1] < compute else (low, middle)
+    return kaplan_run(parameters, low)[0]
+
+
 @dataclasses.dataclass(frozen=True)
 class Optimum:
     """The parameters and tokens that a law recommends for C FLOPs."""

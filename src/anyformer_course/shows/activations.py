@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import anyformer as af
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
+from anyformer_course.table import tiny
 
 FUNCTIONS = {
     "ReLU": lambda x: x.clamp(min=0),
@@ -59,7 +60,8 @@ def example(numbers: str = "-3 -1 -0.5 0 0.5 1 3", *, width: int = 768, seed: in
     columns = ("x", *(f"{each:g}" for each in x.tolist()))
     gap = float((values["GELU"] - values["GELU, tanh"]).abs().max())
     return Shown(
-        f"The formulas differ from torch by at most {error:.0e}, the two forms of GELU by {gap:.1e}. A SwiGLU layer of "
+        f"The formulas differ from torch by at most {tiny(error)}, the two forms of GELU by {gap:.1e}. A SwiGLU "
+        "layer of "
         f"inner width {sizes[2][1]:,} has as many weights as a ReLU layer of {sizes[0][1]:,}: {sizes[2][2]:,}.",
         [
             Table("functions", columns, [[name, *each.tolist()] for name, each in values.items()]),

@@ -16,6 +16,7 @@ from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._trained import STORIES, next_word_loss, pad, train
 from anyformer_course.shows.tuning import MAIL, SPAM
+from anyformer_course.table import amount
 
 
 def example(weights: str = "0 0.5", *, steps: int = 25, lr: float = 3e-3, seed: int = 0) -> Shown:
@@ -74,6 +75,6 @@ def example(weights: str = "0 0.5", *, steps: int = 25, lr: float = 3e-3, seed: 
     return Shown(
         f"lambda {first[0]:g}: task {first[1]:.3f}, language {first[2]:.2f}; "
         f"lambda {last[0]:g}: task {last[1]:.3f}, language {last[2]:.2f}",
-        [Table(f"losses after {steps} steps, as negative log-likelihoods", columns, table)],
+        [Table(f"losses after {amount(steps, 'step')}, as negative log-likelihoods", columns, table)],
         draw,
     )

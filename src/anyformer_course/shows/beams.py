@@ -14,6 +14,7 @@ import anyformer as af
 from anyformer.look.figures import bars
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._trained import STORIES, SmallModel, train
+from anyformer_course.table import amount
 
 
 def example(
@@ -24,7 +25,7 @@ def example(
     ids = torch.tensor([[1, *small.ids(text)]])
     ways: dict[str, dict[str, Any]] = {
         "greedy": {},
-        f"beam search, {beams} beams": {"num_beams": beams, "length_penalty": 0.0},
+        f"beam search, {amount(beams, 'beam')}": {"num_beams": beams, "length_penalty": 0.0},
         "sample": {"do_sample": True, "temperature": temperature, "top_k": 0, "seed": seed, "num_return_sequences": 3},
     }
     rows = [

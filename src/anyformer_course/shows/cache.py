@@ -14,6 +14,7 @@ import anyformer as af
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._trained import describe
+from anyformer_course.table import tiny
 from anyformer_course.words import split
 
 
@@ -58,7 +59,8 @@ def example(text: str = "the cat sat on the mat", *, kv_heads: int = 4, seed: in
         "FLOPs without",
     )
     return Shown(
-        f"the scores are the same (largest difference {worst:.0e}), for {totals[1] / totals[0]:.1f} times fewer FLOPs",
+        f"the scores are the same (largest difference {tiny(worst)}), for {totals[1] / totals[0]:.1f} times fewer "
+        "FLOPs",
         [Table("reading word by word", columns, rows)],
         draw,
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.lab.registry import experiment
 from anyformer.look.figures import new
 from anyformer_course.results import judged_run, plot_of, read, seeds_of
 from anyformer_course.shown import Shown, Table
@@ -44,6 +43,8 @@ def example(name: str = "low-rank") -> Shown:
 
 def unjudged(name: str, record: dict[str, Any]) -> Shown:
     """Return the claim of an experiment that has no judged run."""
+    from anyformer.lab.registry import experiment  # imports torch
+
     module = experiment(name)
     forms = [(form, each.cpu, each.cuda) for form, each in module.FORMS.items()]
     says = f"{record['lecture']}: not judged yet. Run it with `anyformer lab run {name} --form full`."

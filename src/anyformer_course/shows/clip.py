@@ -14,6 +14,7 @@ import anyformer as af
 from anyformer import families
 from anyformer.look import figures
 from anyformer_course.shown import Shown, Table
+from anyformer_course.table import amount
 
 COLORS = {"red": (1.0, 0.1, 0.1), "green": (0.1, 0.8, 0.2), "blue": (0.2, 0.3, 1.0)}
 SHAPES = ("square", "circle", "cross")
@@ -56,7 +57,7 @@ def example(texts: str = "red square / green circle / blue cross", *, steps: int
         return Table(title, ("picture", *names), rows)
 
     return Shown(
-        f"After {steps} steps {hits} of {len(asked)} pictures are closest to their own text"
+        f"After {amount(steps, 'step')} {hits} of {len(asked)} pictures are closest to their own text"
         + (f"; the loss fell from {losses[0]:.2f} to {losses[-1]:.2f}." if steps else "."),
         [table("cosines after training", after), table("cosines before training", before)],
         draw,

@@ -18,6 +18,7 @@ from anyformer.parts.embedding.autoencoder import ConvEmbedding
 from anyformer.parts.grid.dvae import ConvDecoder, RoundedCodes
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows.clip import COLORS, SHAPES, SIDE, draw_shape
+from anyformer_course.table import amount
 
 
 def example(text: str = "red square", *, levels: int = 4, steps: int = 80, seed: int = 0) -> Shown:
@@ -69,7 +70,8 @@ def example(text: str = "red square", *, levels: int = 4, steps: int = 80, seed:
         return figure
 
     return Shown(
-        f"{SIDE} x {SIDE} pixels become {len(grid)} codes, each one of {number} ({len(set(grid))} different ones are "
+        f"{SIDE} x {SIDE} pixels become {amount(len(grid), 'code')}, each one of {number} ({len(set(grid))} "
+        "different ones are "
         f"used): {bits[0]} bits become {bits[1]:.0f}; the decoded picture has a squared error of {error:.4f}.",
         [
             Table("codes", ("row", *map(str, range(side))),

@@ -45,6 +45,7 @@ def mixers() -> dict[str, Callable[[int], Model]]:
         "full": encoder("roberta", "RobertaModel"),
         "longformer": encoder("longformer", "LongformerModel", attention_window=512),
         "bigbird": encoder("big_bird", "BigBirdModel"),
+        "reformer": encoder("roberta", "RobertaModel", P.LSHAttention(num_heads=HEADS)),
         "linformer": encoder("linformer"),
         "nystromformer": lambda length: encoder(
             "nystromformer", "NystromformerModel", segment_means_seq_len=length
@@ -55,6 +56,13 @@ def mixers() -> dict[str, Callable[[int], Model]]:
         "mamba": read("mamba", "MambaModel"),
         "rwkv": read("rwkv", "RwkvModel", context_length=2**20),
     }  # fmt: skip
+
+
+GROUPS = {  # [Tay et al. 2020]
+    "full": "all pairs", "longformer": "fixed pattern", "bigbird": "fixed pattern", "linformer": "low rank",
+    "nystromformer": "low rank", "set-transformer": "memory", "luna": "memory", "performer": "kernel",
+    "reformer": "learned pattern", "mamba": "recurrence", "rwkv": "recurrence",
+}  # fmt: skip
 
 
 def example(names: str = "", *, lengths: str = "1024 4096 16384") -> Shown:
@@ -89,14 +97,19 @@ def example(names: str = "", *, lengths: str = "1024 4096 16384") -> Shown:
     others = [value for name, value in exponents.items() if name != steepest]
     return Shown(
         f"From {sizes[0]:,} to {sizes[-1]:,} tokens the operations of {steepest} grow with exponent "
-        f"{exponents[steepest]:.2f}"
-        + (f", of the others with {min(others):.2f} to {max(others):.2f}." if others else "."),
+        f"{exponents[steepest]:.2f}" + (f", of the others with {span(others)}." if others else "."),
         [
             Table(
                 f"operations of a pass, {DEPTH} layers of width {WIDTH}",
-                ("mixer", *(f"{size:,} tokens" for size in sizes), "exponent"),
-                [[name, *row, exponents[name]] for name, row in flops.items()],
+                ("mixer", "kind", *(f"{size:,} tokens" for size in sizes), "exponent"),
+                [[name, GROUPS[name], *row, exponents[name]] for name, row in flops.items()],
             )
         ],
         draw,
     )
+
+
+def span(values: list[float]) -> str:
+    """Return "1.00" or "0.98 to 1.02"."""
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return low if low == high else f"{low} to {high}"

@@ -17,6 +17,7 @@ from anyformer.look.figures import new
 from anyformer.parts.diffusion import NoiseSchedule
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows.clip import COLORS, SHAPES, draw_shape
+from anyformer_course.table import amount
 
 
 def example(
@@ -61,7 +62,8 @@ def example(
         return figure
 
     return Shown(
-        f"from pure noise, {steps} steps draw a {' '.join(names[nearest])} (asked for: {text}); after 500 of 1000 "
+        f"from pure noise, {amount(steps, 'step')} draw a {' '.join(names[nearest])} (asked for: {text}); after 500 "
+        "of 1000 "
         f"steps of noise {100 * alphas[500]:.0f} % of the variance is the picture's.",
         [
             Table("adding noise: x_t = sqrt(a) x + sqrt(1 - a) noise",

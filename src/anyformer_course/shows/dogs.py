@@ -53,7 +53,7 @@ def example(
 
     same, other = rows[0][1], rows[-1][1]
     return Shown(
-        f"Without positions the two {repeated[0]!r} differ by {same:.6f}, with {position} positions by {other:.2f}.",
+        f"Without positions the two {repeated[0]!r} differ by {same:.2g}, with {position} positions by {other:.2f}.",
         [
             Table(
                 f"{repeated[0]!r} at positions {first} and {second}",

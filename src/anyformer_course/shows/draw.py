@@ -27,7 +27,7 @@ def example(names: str = "transformer-base", *, depth: int = 3) -> Shown:
     rows = [[part, *(table.get(part) for table in tables.values())] for part in parts]
     totals = " and ".join(f"{name} has {count.parameters:,}" for name, count in counts.items())
     return Shown(
-        f"{totals} parameters in {len(parts)} kinds of parts.",
+        f"{totals} parameters in {len(parts)} {'kind' if len(parts) == 1 else 'kinds'} of parts.",
         [Table("parameters by part", ("part", *models), [*rows, ["total", *(c.parameters for c in counts.values())]])],
         lambda: figure(af.draw(*models).figure),
     )

@@ -9,6 +9,7 @@ import numpy as np
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._pieces import tokenizer
+from anyformer_course.table import amount
 
 TEXT = "the dog barked at the cat and the bird sang in the old tree by the river while the sun was warm"
 
@@ -50,7 +51,7 @@ def example(text: str = TEXT, *, rate: float = 0.15, epochs: int = 40, seed: int
 
     shares = ", ".join(f"{way}: {curve[-1]:.0%}" for way, curve in curves.items())
     return Shown(
-        f"tokens predicted at least once in {epochs} epochs: {shares}",
+        f"tokens predicted at least once in {amount(epochs, 'epoch')}: {shares}",
         [Table("share of tokens predicted", ("masking", *(f"epoch {s}" for s in steps), "different maskings"), rows)],
         draw,
     )

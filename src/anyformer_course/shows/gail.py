@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from anyformer.look import figures
 from anyformer_course.shown import Shown, Table
+from anyformer_course.table import amount
 
 CELLS, STEPS, ACTIONS = 7, 6, ("left", "stay", "right")
 
@@ -63,7 +64,8 @@ def example(goal: int = 5, *, walks: int = 1, rounds: int = 120, entropy: float 
         return figure
 
     return Shown(
-        f"After {rounds} rounds GAIL is at cell {goal} in {100 * shares['GAIL']:.0f} % of the time steps, the expert "
+        f"After {amount(rounds, 'round')} GAIL is at cell {goal} in {100 * shares['GAIL']:.0f} % of the time steps, "
+        "the expert "
         f"in {100 * shares['expert']:.0f} %, a random walker in {100 * shares['random']:.0f} %.",
         [
             Table("share of time steps at the goal, from every start", ("policy", "share"),

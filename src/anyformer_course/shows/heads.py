@@ -15,6 +15,7 @@ import anyformer as af
 from anyformer.look.figures import heat_maps
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import context, module
+from anyformer_course.table import amount, tiny
 from anyformer_course.words import vectors
 
 
@@ -42,8 +43,8 @@ def example(text: str = "the cat sat on the mat", *, heads: int = 4, width: int 
         return heat_maps(list(weights), [f"head {h}" for h in range(heads)], "weights of each head", words, (0, 1))
 
     return Shown(
-        f"{heads} {'head' if heads == 1 else 'heads'} of width {K} and the output matrix have {parameters:,} parameters"
-        f"; by hand and by anyformer the results differ by at most {error:.0e}.",
+        f"{amount(heads, 'head')} of width {K} and the output matrix have {parameters:,} parameters"
+        f"; by hand and by anyformer the results differ by at most {tiny(error)}.",
         [
             Table(
                 "the word that each word attends to most, and its weight",

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._trained import STORIES, train
+from anyformer_course.table import amount
 
 
 def example(text: str = "win a free prize now .", *, read: int = -1, seed: int = 0, corpus: str = STORIES) -> Shown:
@@ -48,16 +49,16 @@ def example(text: str = "win a free prize now .", *, read: int = -1, seed: int =
         figure, axes = new(2, 1, 9, 2.8)
         axes[0, 0].bar(range(len(words)), [row[2] for row in rows], color=["C1" if row[1] else "C0" for row in rows])
         axes[0, 0].set_xticks(range(len(words)), words)
-        axes[0, 0].set_title("change of the probability if this word changes", fontsize=10)
+        axes[0, 0].set_title("change of the probability if this word is replaced", fontsize=10)
         axes[0, 1].barh([part for part, _ in gradients], [size for _, size in gradients])
         axes[0, 1].invert_yaxis()
         axes[0, 1].set_title("norm of the gradient", fontsize=10)
         return figure
 
     return Shown(
-        f"The state of {words[place]!r} depends on {len(seen)} of {len(words)} words. The new layer has "
+        f"The state of {words[place]!r} depends on {len(seen)} of {amount(len(words), 'word')}. The new layer has "
         f"{A.numel() + b.numel()} parameters; its loss has a gradient in all {len(gradients) - 1} pretrained parts.",
-        [Table("words", ("word", "read", "change of the probability"), rows),
+        [Table("words, each replaced by 'the'", ("word", "read", "change of the probability if replaced"), rows),
          Table("gradient of the classifier's loss", ("part", "norm"), gradients)],
         draw,
     )  # fmt: skip

@@ -12,6 +12,8 @@ import numpy as np
 from anyformer.look.figures import new, plain
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._pieces import tokenizer
+from anyformer_course.shows._trained import STORIES
+from anyformer_course.table import amount
 
 
 def example(
@@ -38,10 +40,17 @@ def example(
         for i in range(len(ids))
     ]
     counts = dict.fromkeys(("[MASK]", "random", "same"), 0)
+    examples: dict[str, list[Any]] = {}
+    known = {*text.split(), *STORIES.split()} - {"."}
     for _ in range(draws):
         record = objective.vary({"input_ids": ids}, rng)
+        read = [pieces.token(i) for i in record["input_ids"].tolist()]
         for place in record["places"].tolist():
-            counts[kind(before[place], pieces.token(int(record["input_ids"][place])))] += 1
+            counts[each := kind(before[place], read[place])] += 1
+            if each == "[MASK]" or read[place] in known:
+                where = place == len(before) - 2  # the last word, if it is drawn
+                if each not in examples or (where and not examples[each][3]):
+                    examples[each] = [each, " ".join(read[1:-1]), before[place], where]
     total = sum(counts.values())
 
     def draw() -> Any:
@@ -60,10 +69,14 @@ def example(
 
     usable = sum(token not in ("[CLS]", "[SEP]") for token in before)
     return Shown(
-        f"{len(chosen)} of {len(ids)} tokens are predicted; over {draws:,} maskings, of the chosen tokens "
+        f"{len(chosen)} of {amount(len(ids), 'token')} {'is' if len(chosen) == 1 else 'are'} predicted; over "
+        f"{draws:,} maskings, of the chosen tokens "
         + ", ".join(f"{count / total:.1%} are {name}" for name, count in counts.items()),
         [
-            Table("one masking", ("position", "token", "input", "label", "kind"), rows),
+            Table("one masking of each kind", ("kind", "BERT reads", "and predicts"), [
+                examples[name][:3] for name in counts if name in examples
+            ]),
+            Table("the first masking", ("position", "token", "input", "label", "kind"), rows),
             Table(
                 f"{draws:,} maskings", ("kind", "count", "share"),
                 [["chosen", total, total / draws / usable], *([n, c, c / total] for n, c in counts.items())],

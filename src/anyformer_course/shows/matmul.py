@@ -22,8 +22,8 @@ def example(sizes: str = "512 2048", *, tokens: int = 64, bias: bool = True) -> 
         inputs, outputs = (int(each) for each in str(sizes).split())
     except ValueError:
         raise ValueError(f"sizes is {sizes!r}; give the numbers of inputs and outputs, such as '512 2048'") from None
-    if not (0 < inputs <= 8192 and 0 < outputs <= 8192 and 0 < tokens <= 1024):
-        raise ValueError("inputs and outputs must be from 1 to 8192, tokens from 1 to 1024")
+    if not (0 < inputs <= 65536 and 0 < outputs <= 65536 and 0 < tokens <= 1024):
+        raise ValueError("inputs and outputs must be from 1 to 65536, tokens from 1 to 1024")
     layer = torch.nn.Linear(inputs, outputs, bias=bias, device="meta")  # shapes only
     one = 2 * tokens * inputs * outputs
     measured = {

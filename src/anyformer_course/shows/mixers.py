@@ -45,18 +45,18 @@ def example(text: str = TEXT, *, mixer: str = "linformer", few: int = 4, feature
         kind = "sparse" if zeros else "low rank" if rank < len(words) else "full"
         if name in ("performer", "linear", "synthesizer"):
             kind = "no comparison" if name == "synthesizer" else "kernel"
-        rows.append([name, kind, pairs(len(words)), pairs(4096), rank, zeros, float((weights - full).abs().mean())])
+        rows.append([name, kind, pairs(4096), float((weights - full).abs().mean()), pairs(len(words)), rank, zeros])
 
     def draw() -> Any:
         return heat_maps([each[0] for each in everything.values()], [*everything], "weights: rows read columns", words)
 
     chosen = next(row for row in rows if row[0] == mixer)
     return Shown(
-        f"{mixer} computes {chosen[3]:,} numbers per head instead of the {4096**2:,} scores of 4,096 tokens; its "
-        f"weights ({chosen[1]}) differ from full attention by {chosen[6]:.3f} on average.",
+        f"{mixer} computes {chosen[2]:,} numbers per head instead of the {4096**2:,} scores of 4,096 tokens; its "
+        f"weights ({chosen[1]}) differ from full attention by {chosen[3]:.3f} on average.",
         [
-            Table("mixers", ("mixer", "kind", f"scores or features, {len(words)} words", "at 4096 words", "rank",
-                             "share of zeros", "mean difference from full"), rows),
+            Table("mixers", ("mixer", "kind", "numbers, 4096 words", "difference from full", f"{len(words)} words",
+                             "rank", "zeros"), rows),
             Table(f"weights of {mixer}", ("word", *words),
                   label_rows(words, everything[mixer][0])),
         ],

@@ -14,6 +14,7 @@ import anyformer as af
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import module
+from anyformer_course.table import tiny
 
 
 def example(numbers: str = "1 2 3 6", *, branch: float = 0.5, layers: int = 24) -> Shown:
@@ -59,7 +60,7 @@ def example(numbers: str = "1 2 3 6", *, branch: float = 0.5, layers: int = 24) 
     return Shown(
         f"LayerNorm gives variance {rows[1][-2]:.2f}, the slide's formula {rows[2][-2]:.2f}; RMSNorm gives a root "
         f"mean square of {rows[3][-1]:.2f} and leaves a mean of {rows[3][-3]:.2f}. The library differs by at most "
-        f"{max(errors):.0e}.",
+        f"{tiny(max(errors))}.",
         [Table("numbers", ("norm", *map(str, range(len(x))), "mean", "variance", "root mean square"), rows)],
         draw,
     )

@@ -14,6 +14,7 @@ import anyformer as af
 from anyformer.look import figures
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import module
+from anyformer_course.table import amount, tiny
 
 
 def example(picture: str = "", *, size: int = 224, patch: int = 16, width: int = 64, seed: int = 0) -> Shown:
@@ -46,14 +47,15 @@ def example(picture: str = "", *, size: int = 224, patch: int = 16, width: int =
             top, left = i // side * (patch + gap), i % side * (patch + gap)
             sheet[top : top + patch, left : left + patch] = square.permute(1, 2, 0)
         axes[0, 1].imshow(sheet.numpy())
-        axes[0, 1].set_title(f"{side} x {side} = {side * side} tokens", fontsize=10)
+        axes[0, 1].set_title(f"{side} x {side} = {amount(side * side, 'token')}", fontsize=10)
         for axis in axes[0]:
             axis.set_axis_off()
         return figure
 
     return Shown(
-        f"{size * size:,} pixels become {side * side:,} tokens, so attention has {rows[0][2] / rows[1][2]:,.0f} times "
-        f"fewer pairs. A convolution with stride {patch} and a matrix on flattened patches differ by {error:.0e}.",
+        f"{size * size:,} pixels become {amount(side * side, 'token')}, so attention has "
+        f"{rows[0][2] / rows[1][2]:,.0f} times "
+        f"fewer pairs. A convolution with stride {patch} and a matrix on flattened patches differ by {tiny(error)}.",
         [
             Table(
                 f"a picture of {size} x {size}",

@@ -28,14 +28,16 @@ def example(names: str = "gpt1 bert-base bert-large gpt2-xl t5-11b gpt3-175b") -
     rows = []
     for model in sorted((known[name] for name in chosen), key=lambda model: model.date):
         counted = af.count(af.spec(model.zoo))
-        rows.append([model.zoo, model.date, model.kind, *shape(counted.spec), model.parameters, counted.parameters,
-                     counted.active, model.tokens, model.compute, model.estimate_for(counted.active)])  # fmt: skip
+        depth, width, heads = shape(counted.spec)
+        estimate = model.estimate_for(counted.active)
+        rows.append([model.zoo, model.date, model.kind, depth, width, model.parameters, counted.parameters,
+                     model.compute, estimate, counted.active, heads, model.tokens])  # fmt: skip
 
     def draw() -> Any:
         figure, axes = new(2, 1, 11, 4)
-        for axis, column, title in ((axes[0, 0], 7, "parameters, our count"), (axes[0, 1], -2, "training FLOPs")):
+        for axis, column, title in ((axes[0, 0], 6, "parameters, our count"), (axes[0, 1], 7, "training FLOPs")):
             for row in rows:
-                value = row[column] or (row[-1] if column == -2 else None)
+                value = row[column] or (row[8] if column == 7 else None)
                 if value:
                     time = known[row[0]].time
                     axis.plot(time, value, KINDS[row[2]], color=f"C{list(KINDS).index(row[2])}")
@@ -48,14 +50,15 @@ def example(names: str = "gpt1 bert-base bert-large gpt2-xl t5-11b gpt3-175b") -
         axes[0, 0].legend(frameon=False, fontsize=8)
         return figure
 
-    first, last = rows[0], max(rows, key=lambda row: row[7])
-    worst = max(rows, key=lambda row: abs(row[7] / row[6] - 1))
+    first, last = rows[0], max(rows, key=lambda row: row[6])
+    worst = max(rows, key=lambda row: abs(row[6] / row[5] - 1))
+    factor = last[6] / first[6]
     return Shown(
-        f"{last[0]} has {last[7] / first[7]:,.0f} times the parameters of {first[0]}. Our count differs most from the "
-        f"published figure for {worst[0]}: {worst[7]:,} and {worst[6]:,.0f}.",
-        [Table("published and counted", ("model", "date", "kind", "layers", "width", "heads", "published parameters",
-         "our count", "used by a token", "training tokens, published", "training FLOPs, published", "6 N D, our N"),
-         rows)],
+        f"{last[0]} has {factor:,.{0 if factor >= 10 else 1}f} times the parameters of {first[0]}, and a token uses "
+        f"{last[9]:,}. Our count differs most from the published figure for {worst[0]}: {worst[6]:,} and "
+        f"{worst[5]:,.0f}.",
+        [Table("published and counted", ("model", "date", "kind", "layers", "width", "published N", "our count",
+         "FLOPs", "6 N D", "used by a token", "heads", "training tokens"), rows)],
         draw,
     )  # fmt: skip
 

@@ -16,6 +16,7 @@ from anyformer.look.figures import new
 from anyformer.objectives.regress import Regress
 from anyformer.recipes.regression import model as describe
 from anyformer_course.shown import Shown, Table
+from anyformer_course.table import amount
 
 CONTEXT, NOISE = 5, 0.3
 
@@ -67,7 +68,7 @@ def example(pairs: str = "1:2 -1:-2 0.5:1 -2:-4", *, query: float = 1.5, steps: 
         return figure
 
     return Shown(
-        f"after {len(points)} pairs the model predicts y = {yours[-1][1]:.2f} at x = {query:g}, Bayes "
+        f"after {amount(len(points), 'pair')} the model predicts y = {yours[-1][1]:.2f} at x = {query:g}, Bayes "
         f"{yours[-1][2]:.2f}; on 500 new lines its error after 5 pairs is {errors[0][4]:.3f}, of Bayes "
         f"{errors[1][4]:.3f}, of neighbours {errors[3][4]:.3f}.",
         [

@@ -13,6 +13,7 @@ import torch
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._trained import STORIES, train
+from anyformer_course.table import amount
 
 
 def example(
@@ -53,7 +54,8 @@ def example(
     reads = [[generator.tokens[int(i)] for i in each[0]] for each in (masked, filled)]
     first = list(zip(words, *reads, labels, by_word.tolist(), strict=True))
     return Shown(
-        f"Of {number} masked words the generator fills {100 * kept:.0f} % as they were. BERT learns from {number} of "
+        f"Of {amount(number, 'masked word')} the generator fills {100 * kept:.0f} % as they were. BERT learns from "
+        f"{number} of "
         f"{T} positions, ELECTRA from all {T}.",
         [
             Table("the first draw", ("word", "generator reads", "discriminator reads", "label", "share replaced"),

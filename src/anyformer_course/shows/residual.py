@@ -15,6 +15,7 @@ import anyformer as af
 from anyformer.look import figures
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import decoder
+from anyformer_course.table import amount
 
 TEXT = "The detective investigated the case."
 
@@ -42,7 +43,8 @@ def example(text: str = TEXT, *, depth: int = 8, width: int = 32, steps: int = 4
         return figure
 
     return Shown(
-        f"After {steps} steps with {depth} layers the loss is {with_skip['loss'][-1]:.2f} with skip connections and "
+        f"After {amount(steps, 'step')} with {amount(depth, 'layer')} the loss is {with_skip['loss'][-1]:.2f} with "
+        "skip connections and "
         f"{without['loss'][-1]:.2f} without.",
         [
             Table(

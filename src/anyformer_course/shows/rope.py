@@ -13,6 +13,7 @@ import torch
 
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
+from anyformer_course.table import amount, tiny
 from anyformer_course.words import label_rows, split, vectors
 
 
@@ -41,7 +42,11 @@ def example(
     def draw() -> Any:
         figure, axes = new(3, 1, 13, 4)
         longest = float(x[:, :2].norm(dim=1).max()) * 1.1
-        texts = (("without positions", x, None), ("at the start", alone, 0), (f"after {skipped} words", later, skipped))
+        texts = (
+            ("without positions", x, None),
+            ("at the start", alone, 0),
+            (f"after {amount(skipped, 'word')}", later, skipped),
+        )
         for axis, (title, arrows, first) in zip(axes[0], texts):
             for i, word in enumerate(words):
                 a, b = arrows[i, :2].tolist()
@@ -54,15 +59,16 @@ def example(
 
     names = [str(i) for i in range(width)]
     return Shown(
-        f"{skipped} words before the text rotate every word by {math.degrees(skipped * float(turns[0])) % 360:.1f} "
-        f"degrees (first pair); the scores change by at most {change:.0e}.",
+        f"{amount(skipped, 'word')} before the text rotate every word by "
+        f"{math.degrees(skipped * float(turns[0])) % 360:.1f} "
+        f"degrees (first pair); the scores change by at most {tiny(change)}.",
         [
             Table("vectors", ("word", *names), [[w, *row] for w, row in zip(words, x.tolist(), strict=True)]),
             Table("rotated", ("word", "position", *names), [
                 [word, first + i, *arrows[i].tolist()]
                 for first, arrows in ((0, alone), (skipped, later)) for i, word in enumerate(words)]),
             Table("scores: at the start", ("word", *words), label_rows(words, scores)),
-            Table(f"scores: after {skipped} words", ("word", *words), label_rows(words, moved)),
+            Table(f"scores: after {amount(skipped, 'word')}", ("word", *words), label_rows(words, moved)),
             Table("pairs of channels", ("pair", "degrees per position", "positions per full turn"), [
                 [i, math.degrees(turn), 2 * math.pi / turn] for i, turn in enumerate(turns.tolist())]),
         ],

@@ -1,6 +1,7 @@
 """A router's choices: every word goes to a few experts, whose results are added with the router's weights.
 
-All experts together have many parameters, but a word uses only those of its experts [Shazeer et al. 2017].
+All experts together have many parameters, but a word uses only those of its experts [Shazeer et al. 2017]. The router
+and the experts have random weights here.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import anyformer as af
 from anyformer.look.figures import heat_maps
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import context, module
+from anyformer_course.table import amount
 from anyformer_course.words import vectors
 
 WIDTH, HIDDEN = 16, 64
@@ -32,7 +34,6 @@ def example(
         probability = chosen.logits.view(len(words), experts).softmax(-1)
         weights = torch.zeros(len(words), experts).scatter(1, chosen.experts.view(len(words), top),
                                                             chosen.weights.view(len(words), top))  # fmt: skip
-        result = layer(x[None], context(len(words)))[0]
         one = expert_size(layer, experts)
     total = sum(parameter.numel() for parameter in layer.parameters())
     active = total - (experts - top) * one
@@ -48,15 +49,15 @@ def example(
         return figure
 
     rows = [
-        [word, ", ".join(f"{e} ({weights[i, e]:.2f})" for e in weights[i].argsort(descending=True)[:top].tolist()),
-         float(probability[i].max()), float(result[i].norm())]
+        [word, *(", ".join(f"{e}: {each[i, e]:.2f}" for e in weights[i].argsort(descending=True)[:top].tolist())
+                 for each in (probability, weights))]
         for i, word in enumerate(words)
     ]  # fmt: skip
     return Shown(
-        f"The layer has {total:,} parameters, and a word uses {active:,} of them ({100 * active / total:.0f} %); the "
-        f"busiest expert gets {max(load)} of {len(words)} words.",
+        f"The layer has {total:,} parameters, and a word uses {active:,} of them ({100 * active / total:.0f} %). The "
+        f"router is not trained: its busiest expert gets {max(load)} of {amount(len(words), 'word')}.",
         [
-            Table("choices", ("word", "experts (weights)", "highest probability", "length of the result"), rows),
+            Table("choices", ("word", f"best {amount(top, 'expert')}: probability", "weight (scaled to sum 1)"), rows),
             Table("load", ("expert", "words"), [[e, number] for e, number in enumerate(load)]),
             Table("parameters", ("experts", "parameters", "used by a word"),
                   [[number, total + (number - experts) * (one + WIDTH), active + (number - experts) * WIDTH]

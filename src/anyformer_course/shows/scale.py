@@ -23,27 +23,23 @@ def example(widths: str = "4 16 64 256", *, keys: int = 16, samples: int = 2000,
         sizes = []
     if not sizes or min(sizes) < 1 or max(sizes) > 4096:
         raise ValueError(f"widths is {widths!r}; give whole numbers from 1 to 4096, such as '4 16 64'")
-    rows, largest = [], {}
+    rows, largest, slopes = [], {}, {}
     for K in sizes:
         draws = torch.Generator().manual_seed(seed)
         q = torch.randn(samples, 1, K, generator=draws)
         k = torch.randn(min(keys, 512), samples, K, generator=draws).transpose(0, 1)
         products = (q * k).sum(-1)  # (samples, keys)
-        row: list[Any] = [K, float(products.std())]
         for divisor in (1.0, math.sqrt(K)):
             weights = (products / divisor).softmax(-1)
             slope = (weights * (1 - weights)).mean()  # derivative of a weight with respect to its own score
-            row += [float(weights.max(-1).values.mean()), float(slope)]
-            largest[K, divisor == 1.0] = row[-2]
-        rows.append(row)
-    columns = (
-        "K", "deviation of q k", "largest weight, not divided", "gradient, not divided",
-        "largest weight, divided", "gradient, divided",
-    )  # fmt: skip
+            largest[K, divisor == 1.0], slopes[K, divisor == 1.0] = float(weights.max(-1).values.mean()), float(slope)
+        pairs = [(each[K, True], each[K, False]) for each in (largest, slopes)]
+        rows.append([K, float(products.std()), *pairs[0], *pairs[1]])
+    columns = ("K", "deviation of q k", "largest weight", "largest weight, divided", "gradient", "gradient, divided")
 
     def draw() -> Any:
         figure, axes = figures.new(2, 1, 8, 3.2)
-        for i, (title, unscaled, scaled) in enumerate((("largest weight", 2, 4), ("gradient of softmax", 3, 5))):
+        for i, (title, unscaled, scaled) in enumerate((("largest weight", 2, 3), ("gradient of softmax", 4, 5))):
             axes[0, i].plot(sizes, [row[unscaled] for row in rows], "o-", label="q k")
             axes[0, i].plot(sizes, [row[scaled] for row in rows], "s-", label="q k / sqrt(K)")
             axes[0, i].set(xscale="log", xlabel="K", title=title, ylim=(0, None))
@@ -55,7 +51,7 @@ def example(widths: str = "4 16 64 256", *, keys: int = 16, samples: int = 2000,
     return Shown(
         f"Products of vectors of {K} numbers have a deviation of {rows[-1][1]:.1f} (sqrt(K) is {math.sqrt(K):.1f}); "
         f"the largest of {keys} weights is {largest[K, True]:.2f} on average, and {largest[K, False]:.2f} after the "
-        f"division.",
+        f"division. The gradient of a weight is {slopes[K, True]:.3f}, and {slopes[K, False]:.3f} after the division.",
         [Table(f"a query and {keys} keys, mean of {samples} draws", columns, rows)],
         draw,
     )

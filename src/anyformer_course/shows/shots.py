@@ -17,6 +17,7 @@ import anyformer as af
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._trained import describe
+from anyformer_course.table import amount
 
 WORDS, LANGUAGES, DIALECTS = 8, 2, 3
 NOTHING, FOREIGN = WORDS + LANGUAGES, WORDS + LANGUAGES + 1  # ids: words, names of languages, "no name", translations
@@ -60,7 +61,7 @@ def example(*, steps: int = 100, shots: int = 5, seed: int = 0) -> Shown:
         figure, axes = new(1, 1, 7, 3.8)
         axes[0, 0].plot([row[0] for row in rows], [row[1] for row in rows], "o-", label="with the name of the language")
         axes[0, 0].plot([row[0] for row in rows], [row[2] for row in rows], "o--", label="without it")
-        axes[0, 0].plot(0, after, "r*", markersize=12, label=f"fine-tuned on one dialect ({updates} updates)")
+        axes[0, 0].plot(0, after, "r*", markersize=12, label=f"fine-tuned on one dialect ({amount(updates, 'update')})")
         axes[0, 0].set(xlabel="examples in the prompt", ylabel="right translations", ylim=(0, 1.05))
         axes[0, 0].legend(fontsize=8)
         return figure
@@ -71,7 +72,8 @@ def example(*, steps: int = 100, shots: int = 5, seed: int = 0) -> Shown:
     return Shown(
         f"with the name of the language {100 * rows[0][1]:.0f} % of the translations are right after 0 examples, "
         f"{100 * rows[1][1]:.0f} % after 1 and {100 * rows[-1][1]:.0f} % after {shots}, without any gradient update; "
-        f"fine-tuning raises one dialect from {100 * before:.0f} to {100 * after:.0f} % with {updates} updates.",
+        f"fine-tuning raises one dialect from {100 * before:.0f} to {100 * after:.0f} % with "
+        f"{amount(updates, 'update')}.",
         [
             Table("examples in the prompt", ("examples", "right, with the name of the language", "right, without it",
                                              "gradient updates"), rows),

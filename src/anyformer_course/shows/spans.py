@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from anyformer.look.figures import new, plain
-from anyformer.objectives.span_corruption import SpanCorruption, corrupt
+from anyformer.objectives.spans import corrupt, draw_spans
 from anyformer.specs.messages import quote
 from anyformer_course.shown import Shown, Table
+from anyformer_course.table import amount
 from anyformer_course.words import split
 
 TEXT = "Thank you for inviting me to your party last week ."
@@ -27,7 +28,7 @@ def example(text: str = TEXT, *, spans: str = "", rate: float = 0.15, mean: floa
     if spans.strip():
         removed = find(words, spans)
     else:
-        removed = SpanCorruption(rate=rate, mean=mean).spans(len(words), np.random.default_rng(seed))
+        removed = draw_spans(len(words), rate, mean, np.random.default_rng(seed))
     sentinels = list(range(len(words), 2 * len(words)))
     source, target = corrupt(np.arange(len(words)), removed, sentinels)
     names = [*words, *(f"<{chr(88 + i)}>" if i < 3 else f"<extra_id_{i}>" for i in range(len(words)))]
@@ -50,7 +51,8 @@ def example(text: str = TEXT, *, spans: str = "", rate: float = 0.15, mean: floa
 
     number, count = int(removed.sum()), len(writes) - int(removed.sum()) - (0 if removed[-1] else 1)
     return Shown(
-        f"{number} of {len(words)} words are removed, spans: {count}. The encoder reads {len(reads)} tokens, the "
+        f"{number} of {len(words)} words {'is' if number == 1 else 'are'} removed, in {amount(count, 'span')}. The "
+        f"encoder reads {len(reads)} tokens, the "
         f"decoder writes {len(writes)} instead of {len(words)}.",
         [
             Table("tokens", ("side", "tokens", "text"), [

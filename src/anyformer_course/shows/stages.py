@@ -49,9 +49,15 @@ def example(names: str = "resnet-50 vit-b16 swin-tiny", *, size: int = 224) -> S
         return figure
 
     first, last = ([row for row in rows if row[0] == names.split()[0]][i] for i in (0, -1))
+    if first is last:
+        says = f"All {first[2]} blocks of {first[0]} have the shape {first[3]}."
+    else:
+        says = (
+            f"{first[0]} goes from {first[3]} to {last[3]}: {first[5] / last[5]:.0f} times fewer places, "
+            f"{last[4] / first[4]:.0f} times wider."
+        )
     return Shown(
-        f"{first[0]} goes from {first[3]} to {last[3]}: {first[5] / last[5]:.0f} times fewer places, "
-        f"{last[4] / first[4]:.0f} times wider.",
+        says,
         [Table(f"channels x rows x columns, for a picture of {size} x {size}",
                ("model", "stage", "blocks", "shape", "width", "places", "numbers"), rows)],
         draw,

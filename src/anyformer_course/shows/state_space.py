@@ -13,6 +13,7 @@ import torch
 from anyformer.kernels.scan import scan
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
+from anyformer_course.table import tiny
 
 
 def example(numbers: str = "1 0 0 2 0 0 0 3", *, selective: bool = False, dt: float = 0.5, states: int = 3) -> Shown:
@@ -58,7 +59,7 @@ def example(numbers: str = "1 0 0 2 0 0 0 3", *, selective: bool = False, dt: fl
 
     return Shown(
         f"The recurrence and the convolution differ by at most {error:.2g}; the scan of the library differs from the "
-        f"recurrence by {check:.0e}. After the last number the states are "
+        f"recurrence by {tiny(check)}. After the last number the states are "
         + ", ".join(f"{each:.3f}" for each in state[-1].tolist()) + ".",
         [
             Table("step by step", ("t", "x", "dt", *(f"h{n}" for n in range(states)), "y", "convolution", "K[t]"), [

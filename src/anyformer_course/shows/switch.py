@@ -17,6 +17,7 @@ from anyformer.look.figures import heat_maps
 from anyformer.specs.part import Site
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import context
+from anyformer_course.table import amount
 from anyformer_course.words import vectors
 
 
@@ -71,7 +72,8 @@ def example(
     wanted = best.indices.tolist()
     loads = [[f"expert {e}", wanted.count(e), routed.count(e), room] for e in range(experts)]
     return Shown(
-        f"{len(dropped)} of {T} words find their expert full (room for {room} words each). The gradient of the router "
+        f"{len(dropped)} of {T} words {'finds its' if len(dropped) == 1 else 'find their'} expert full (room for "
+        f"{amount(room, 'word')} each). The gradient of the router "
         f"is {gradients[0]:.2f} with the factor p, and {gradients[1]:.2f} without it.",
         [
             Table("words", ("word", *(f"p(expert {e})" for e in range(experts)), "best", "p", "processed"), rows),

@@ -1,4 +1,8 @@
-"""BPE and WordPiece step by step: merges of the most frequent pairs, and your text in pieces after each merge."""
+"""BPE and WordPiece step by step: merges of the most frequent pairs, and your text in pieces after each merge.
+
+Then each piece becomes an index of the vocabulary, and each index a vector: a row of a table that the model learns. The
+table is random here, as before training.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,14 @@ import re
 from collections import Counter
 from typing import Any
 
+import numpy as np
+
 from anyformer.look.figures import new, plain
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._trained import STORIES
+from anyformer_course.table import amount
 
+WIDTH = 4  # numbers of a vector that are shown
 SPACE = "\u0120"  # GPT-2's letter for a space before a word
 
 
@@ -34,29 +42,52 @@ def example(text: str = "the cat likes the warmest mats", *, merges: int = 40, c
         pieces = [merge(word, pair) for word in pieces]
         rows.append([step, " + ".join(map(visible, pair)), count, sum(map(len, pieces)), shown(pieces)])
     assert [piece for word in pieces for piece in word] == core.encode(text).tokens
+    encoded = core.encode(text)
+    size = core.get_vocab_size()
+    table = np.random.default_rng(0).normal(0, 1, (size, WIDTH))
+    vectors = [[visible(piece), i, *table[i].tolist()] for piece, i in zip(encoded.tokens, encoded.ids, strict=True)]
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     letters = len({*re.sub(r"\s", "", corpus.lower())})
     wordpiece = TrainedWordPiece(size=len(special) + 2 * letters + merges).core([corpus], special)
     found = [[word, " ".join(wordpiece.encode(word).tokens)] for word in text.split()]
 
     def draw() -> Any:
-        figure, axes = new(1, 1, 6, 3.2)
-        axes[0, 0].step([row[0] for row in rows], [row[3] for row in rows], where="post")
-        axes[0, 0].set_xlabel("merges")
-        axes[0, 0].set_ylabel("tokens of the text")
-        axes[0, 0].set_ylim(bottom=0)
-        axes[0, 0].set_title(plain(f"BPE: {text}"), fontsize=9)
+        stages = [rows[i] for i in sorted({0, len(rows) // 3, 2 * len(rows) // 3, len(rows) - 1})]
+        figure, axes = new(1, 1, 1.5 + 0.17 * len(rows[0][4]), 0.6 + 0.4 * (len(stages) + 1))
+        axis = axes[0, 0]
+        for y, row in enumerate(stages):
+            axis.text(
+                -0.6, -y, f"{amount(row[0], 'merge')}, {amount(row[3], 'token')}", ha="right", va="center", fontsize=9
+            )
+            draw_pieces(axis, row[4].split(), -y)
+        axis.text(-0.6, -len(stages), "indices", ha="right", va="center", fontsize=9)
+        draw_pieces(axis, [str(i) for i in encoded.ids], -len(stages))
+        axis.set(xlim=(-9, 1.15 * len(rows[0][4])), ylim=(-len(stages) - 0.6, 0.6))
+        axis.set_axis_off()
         return figure
 
     return Shown(
-        f"BPE: {rows[0][3]} bytes become {rows[-1][3]} tokens after {len(learned)} merges; WordPiece: "
-        f"{sum(len(each[1].split()) for each in found)} pieces",
+        f"BPE: {rows[0][3]} letters and spaces become {amount(rows[-1][3], 'token')} after "
+        f"{amount(len(learned), 'merge')}; each token is one of {size} indices, and each index a vector. WordPiece: "
+        f"{amount(sum(len(each[1].split()) for each in found), 'piece')}.",
         [
-            Table("BPE, merge by merge", ("merge", "pair", "times in the corpus", "tokens", "text"), rows),
+            Table("BPE, merge by merge (_ is a space)", ("merge", "pair", "times in the corpus", "tokens", "text"),
+                  rows),
+            Table(f"token, index, and the first {WIDTH} numbers of its vector (random, before training)",
+                  ("token", "index", *(str(i) for i in range(WIDTH))), vectors),
             Table("WordPiece: the longest piece first, ## inside a word", ("word", "pieces"), found),
         ],
         draw,
-    )
+    )  # fmt: skip
+
+
+def draw_pieces(axis: Any, pieces: list[str], y: float) -> None:
+    """Write the pieces next to each other in boxes of changing colors."""
+    x = 0.0
+    for i, piece in enumerate(pieces):
+        box = {"fc": ("#dfe8f5", "#ffd9a0", "#d5ecd0")[i % 3], "ec": "none", "pad": 2}
+        axis.text(x, y, plain(piece), va="center", fontsize=9, family="monospace", bbox=box)
+        x += len(piece) + 0.7
 
 
 def pairs_of(pieces: list[str]) -> list[tuple[str, str]]:

@@ -1,54 +1,61 @@
 """Fine-tuning: a pretrained model and a new classifier learn a task from a few labelled texts.
 
-A small BERT learns masked words of unlabelled sentences, then tells spam from other mail with a classifier on [CLS].
+A small BERT learns masked words of unlabelled sentences, then tells spam from other mail with a classifier on [CLS]. A
+small GPT learns the next word, and its classifier reads the last token [Radford et al. 2018].
 """
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
-from anyformer_course.shows._trained import pad, train
+from anyformer_course.shows._trained import STORIES, SmallModel, masked_word_loss, next_word_loss, pad, train
+from anyformer_course.table import amount
 
 SPAM = [f"win a free {thing} {when} ." for thing in ("prize", "phone", "holiday") for when in ("now", "today")]
+STAGES = {"bert": "masked words", "gpt": "the next word"}
+ENDS = {"bert": 2, "gpt": 3}  # [SEP] and <extract>
 MAIL = [f"the {what} is {when} ." for what in ("meeting", "lunch", "class") for when in ("at noon", "on monday")]
 
 
 def example(
-    text: str = "win the lunch now .", *, frozen: bool = False, labelled: int = 2, steps: int = 25, lr: float = 1e-3
-) -> Shown:
+    text: str = "win the lunch now .", *, model: Literal["bert", "gpt"] = "bert", frozen: bool = False,
+    labelled: int = 2, steps: int = 25, lr: float = 1e-3,
+) -> Shown:  # fmt: skip
     """Learn from `labelled` mails of each kind, test on the others. With `frozen`, only the classifier is trained."""
     if not 1 <= labelled <= 5:
         raise ValueError(f"labelled is {labelled}; 1 to 5 of the 6 mails of each kind can be used")
-    small = train("bert")
-    model = copy.deepcopy(small.model)
-    head = torch.nn.Linear(model.spec.width, 2)
+    small = train(model)
+    tuned = copy.deepcopy(small.model)
+    with torch.random.fork_rng(devices=()):
+        head = torch.nn.Linear(tuned.spec.width, 2)
     with torch.no_grad():
         head.weight.copy_(torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(0)) * 0.02)
         head.bias.zero_()
-    start = {name: value.detach().clone() for name, value in model.named_parameters()}
-    ids, _ = pad([[1, *small.ids(line), 2] for line in SPAM + MAIL])
+    start = {name: value.detach().clone() for name, value in tuned.named_parameters()}
+    ids, _ = pad([[1, *small.ids(line), ENDS[model]] for line in SPAM + MAIL])
     labels = torch.tensor([0] * len(SPAM) + [1] * len(MAIL))
     used = torch.tensor([i % len(SPAM) < labelled for i in range(len(labels))])
-    optimizer = torch.optim.AdamW([*head.parameters(), *(() if frozen else model.parameters())], lr, weight_decay=0.0)
+    optimizer = torch.optim.AdamW([*head.parameters(), *(() if frozen else tuned.parameters())], lr, weight_decay=0.0)
     losses = []
     for _ in range(steps):
-        loss = F.cross_entropy(head(first_state(model, ids[used])), labels[used])
+        loss = F.cross_entropy(head(read_state(tuned, ids[used])), labels[used])
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     with torch.no_grad():
-        right = (head(first_state(model, ids)).argmax(-1) == labels).float()
-        mine = torch.tensor([[1, *small.ids(text), 2]])
-        chance = float(head(first_state(model, mine)).softmax(-1)[0, 0])
-    groups = {"embedding": "embedding.", "layer 1": "encoder.layers.0.", "layer 2": "encoder.layers.1."}
-    moved = [[group, *movement(model, start, prefix)] for group, prefix in groups.items()]
+        right = (head(read_state(tuned, ids)).argmax(-1) == labels).float()
+        mine = torch.tensor([[1, *small.ids(text), ENDS[model]]])
+        chance = float(head(read_state(tuned, mine)).softmax(-1)[0, 0])
+    stack = "encoder" if model == "bert" else "decoder"
+    groups = {"embedding": "embedding.", "layer 1": f"{stack}.layers.0.", "layer 2": f"{stack}.layers.1."}
+    moved = [[group, *movement(tuned, start, prefix)] for group, prefix in groups.items()]
     moved.append(["new classifier", sum(p.numel() for p in head.parameters()), None])
 
     def draw() -> Any:
@@ -61,9 +68,13 @@ def example(
 
     seen, unseen = float(right[used].mean()), float(right[~used].mean())
     return Shown(
-        f"{unseen:.0%} of the other mails are right after {steps} steps on {int(used.sum())} labelled mails; "
+        f"{unseen:.0%} of the other mails are right after {amount(steps, 'step')} on {int(used.sum())} labelled mails; "
         f"{text!r} is spam with probability {chance:.2f}",
         [
+            Table("two stages", ("stage", "texts", "learns", "loss"), [
+                ["1. pretraining", len(set(STORIES.splitlines())), STAGES[model], pretraining_loss(small, model)],
+                ["2. fine-tuning", int(used.sum()), "spam or not", losses[-1]],
+            ]),
             Table("results", ("mails", "number", "right"), [
                 ["labelled", int(used.sum()), seen], ["others", int((~used).sum()), unseen]
             ]),
@@ -74,6 +85,16 @@ def example(
     )  # fmt: skip
 
 
+def pretraining_loss(small: SmallModel, kind: str) -> float:
+    """Return the loss of the pretrained model on the stories that it learned from."""
+    rows = [[1, *small.ids(line), 0 if kind == "gpt" else 2] for line in sorted(set(STORIES.splitlines()))]
+    ids, real = pad(rows)
+    with torch.no_grad():
+        if kind == "gpt":
+            return float(next_word_loss(small.model, ids, real, torch.ones(len(rows), 1)))
+        return float(masked_word_loss(small.model, ids, torch.Generator().manual_seed(0)))
+
+
 def movement(model: Any, start: dict[str, torch.Tensor], prefix: str) -> tuple[int, float]:
     """Return the number of weights under `prefix`, and the length of their change over their length."""
     names = [name for name in start if name.startswith(prefix)]
@@ -82,7 +103,10 @@ def movement(model: Any, start: dict[str, torch.Tensor], prefix: str) -> tuple[i
     return sum(start[n].numel() for n in names), (change / length) ** 0.5
 
 
-def first_state(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Return the last state of [CLS] (B, D)."""
+def read_state(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Return the last state (B, D) of [CLS] (BERT) or of the last token (GPT)."""
     mask = (ids != 0).long()
-    return model(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states[-1][:, 0]
+    states = model(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states[-1]
+    if hasattr(model.spec, "encoder"):
+        return states[:, 0]
+    return states[torch.arange(len(ids)), mask.sum(1) - 1]

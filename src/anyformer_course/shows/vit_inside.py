@@ -16,6 +16,7 @@ from torch import Tensor
 from anyformer.look.figures import new
 from anyformer.look.vision import sheet
 from anyformer_course.shown import Shown, Table
+from anyformer_course.table import amount
 
 SIDE, PATCH, WIDTH, HEADS = 28, 4, 16, 4
 GRID = SIDE // PATCH
@@ -62,7 +63,8 @@ def example(*, steps: int = 300, frequency: float = 0.12, seed: int = 0) -> Show
         return figure
 
     return Shown(
-        f"after {steps} steps the cosine of position vectors is {rows[0][1]:.2f} for neighbours and {rows[-1][1]:.2f} "
+        f"after {amount(steps, 'step')} the cosine of position vectors is {rows[0][1]:.2f} for neighbours and "
+        f"{rows[-1][1]:.2f} "
         f"for patches more than 4 apart; heads attend {min(distances):.2f} to {max(distances):.2f} patches far.",
         [
             Table("cosine of position vectors", ("patches apart", "mean cosine"), rows),

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 import anyformer as af
 from anyformer.look import figures
 from anyformer_course.shown import Shown, Table
@@ -27,6 +29,10 @@ def example(name: str = "swin-tiny", *, size: int = 224) -> Shown:
         rows.append([each.about, grid, each.size, each.shift, pairs, patches**2, patches**2 / pairs])
     plain, *rest = found
     shifted = next((each for each in rest if each.shift), plain)
+    reached = [
+        [number, reach(plain, [plain] * number), reach(plain, [plain, shifted] * number, number)]
+        for number in (1, 2, 4, 6)
+    ]
 
     def draw() -> Any:
         figure, axes = figures.new(2, 1, 8, 4.2)
@@ -47,13 +53,29 @@ def example(name: str = "swin-tiny", *, size: int = 224) -> Shown:
 
     return Shown(
         f"In the first layer a patch attends to {plain.size**2} patches instead of {plain.window.numel():,}: "
-        f"{rows[0][-1]:.0f} times fewer pairs.",
+        f"{rows[0][-1]:.0f} times fewer pairs. After {reached[1][0]} layers it depends on {reached[1][2]} patches with "
+        f"shifted windows, and on {reached[1][1]} without the shift.",
         [
             Table(
                 f"{name}, picture of {size} x {size}",
                 ("layers", "grid", "window", "shift", "pairs in windows", "pairs of full attention", "times fewer"),
                 rows,
-            )
+            ),
+            Table(
+                "patches on which the patch in the middle depends, layers of the first stage",
+                ("layers", "same windows", "every second layer shifted"), reached,
+            ),
         ],
         draw,
-    )
+    )  # fmt: skip
+
+
+def reach(first: Any, layers: list[Any], number: int | None = None) -> int:
+    """Return on how many patches the patch in the middle depends after the first `number` of the layers."""
+    rows, columns = first.window.shape
+    seen = torch.zeros(rows, columns, dtype=torch.bool)
+    seen[rows // 2, columns // 2] = True
+    for each in layers[:number][::-1]:
+        keys = each.window * (int(each.part.max()) + 1) + each.part  # patches with equal keys attend to each other
+        seen = torch.isin(keys, keys[seen])
+    return int(seen.sum())
