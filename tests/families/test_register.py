@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,3 +86,50 @@ def test_a_new_head(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=why):
             af.load(tmp_path / "masked", **options)
+
+
+PACKAGE = """
+from anyformer.families.base.family import Size
+from anyformer.families.llama import LLAMA
+
+SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+FAMILIES = (LLAMA.but("alpaca", changes={"decoder.norm.eps": 1e-3}, sizes={"alpaca-tiny": Size(SMALL)}),)
+"""
+
+
+def wheel(folder: Path) -> Path:
+    """Write a package with the family `alpaca` as a wheel."""
+    info = "alpacas-1.0.dist-info"
+    files = {
+        "alpacas.py": PACKAGE,
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: alpacas\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": "[anyformer.families]\nalpacas = alpacas:FAMILIES\n",
+        f"{info}/RECORD": "",
+    }
+    path = folder / "alpacas-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return path
+
+
+@pytest.mark.slow
+def test_an_installed_package_brings_a_family(tmp_path: Path) -> None:
+    """pip installs a package into a folder; new processes list its family, train it, export it and load the export."""
+    installed = tmp_path / "installed"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    subprocess.run([*pip, "--target", str(installed), str(wheel(tmp_path))], check=True)
+    path = os.pathsep.join([str(Path(af.__file__).parents[1]), str(installed)])
+
+    def run(*arguments: str) -> str:
+        command, env = [sys.executable, *arguments], {**os.environ, "PYTHONPATH": path}
+        return subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, text=True).stdout
+
+    assert "alpaca-tiny" in run("-m", "anyformer", "zoo", "--family", "alpaca")
+    (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 200)
+    run("-m", "anyformer", "train", "--text", "text.txt", "--model", "alpaca-tiny", "--set", "steps=2", "--out", "run")
+    run("-m", "anyformer", "convert", "run", "exported", "--format", "hf")
+    config = json.loads((tmp_path / "exported" / "config.json").read_text())
+    assert config["model_type"] == "alpaca" and config["rms_norm_eps"] == 1e-3
+    assert "LlamaForCausalLM" in run("-c", "import anyformer as af; print(af.load('exported').spec.architecture)")
