@@ -11,6 +11,7 @@ import dataclasses
 from anyformer.counting import Count
 from anyformer.counting.shares import mixes, role_of, shares, spec_of
 from anyformer.models import Model
+from anyformer.parts.base import HasTokens
 from anyformer.specs.part import walk
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -74,5 +75,5 @@ def _numbers(spec: Model) -> tuple[int, int]:
 
 
 def _vocabulary(spec: Model) -> int:
-    tokens = getattr(dict(spec.items())["embedding"], "tokens", None)
-    return 0 if tokens is None else tokens.vocab_size
+    embedding = dict(spec.items())["embedding"]
+    return embedding.tokens.vocab_size if isinstance(embedding, HasTokens) else 0

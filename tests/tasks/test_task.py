@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+import typing
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,14 +23,14 @@ Folders = Callable[..., Path]
 @pytest.mark.parametrize("task", TASKS)
 def test_the_table_tells_what_the_functions_take(task: str) -> None:
     about, function = TASKS[task], getattr(af.tasks, task.replace("-", "_"))
-    own = {
-        name: parameter for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }  # fmt: skip
-    assert list(own) == list(about.flags)
+    parameters = inspect.signature(function).parameters
+    own = [name for name, each in parameters.items() if each.kind is inspect.Parameter.KEYWORD_ONLY]
+    (unpacked,) = typing.get_args(typing.get_type_hints(function)[list(parameters)[-1]])
+    keys = [name for name in unpacked.__annotations__ if name not in RunOptions.__annotations__]
+    assert [*own, *keys] == list(about.flags)
     assert not set(about.flags) & set(RunOptions.__annotations__)
-    for name, flag in about.flags.items():
-        default = own[name].default
+    for name in own:
+        flag, default = about.flags[name], parameters[name].default
         assert default is inspect.Parameter.empty or default is None or isinstance(default, flag.kind), name
         assert (flag.kind is not bool) or default is (None if flag.negated else False)
     assert function.__module__ == f"anyformer.tasks.each.{task.replace('-', '_')}" and function.__doc__

@@ -18,6 +18,7 @@ from anyformer.parts import (
 )  # fmt: skip
 from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import quote
+from anyformer.specs.part import Part
 from anyformer.weights.rules import Rule
 
 KINDS = {"local_relation": LocalRelation, "halo": HaloAttention}
@@ -39,6 +40,11 @@ def kind(spec: Model) -> str:
     return next(name for name, each in KINDS.items() if isinstance(mixers(spec)[0], each))
 
 
+def mixer_field(kind: type[Part], name: str, default: int) -> Entry:
+    """A field of one kind of mixer; models with the other kind have the default."""
+    return Entry(default, lambda spec: getattr(op, name) if isinstance(op := mixers(spec)[0], kind) else default)
+
+
 CONFIG: dict[str, Any] = {
     "num_channels": Entry(3, "embedding.channels"),
     "embedding_size": Entry(64, "width"),
@@ -48,9 +54,9 @@ CONFIG: dict[str, Any] = {
     "depths": Entry((3, 4, 6, 3), lambda spec: depths(spec)[-len(mixers(spec)) :]),
     "mixer": Entry("halo", kind),
     "num_heads": Entry((8, 8, 8, 8), lambda spec: tuple(op.num_heads for op in mixers(spec))),
-    "neighbourhood": Entry(7, lambda spec: getattr(mixers(spec)[0], "size", 7)),  # window side, for local_relation
-    "block": Entry(1, lambda spec: getattr(mixers(spec)[0], "block", 1)),  # block side, for halo
-    "halo": Entry(3, lambda spec: getattr(mixers(spec)[0], "halo", 3)),
+    "neighbourhood": mixer_field(LocalRelation, "size", 7),  # window side
+    "block": mixer_field(HaloAttention, "block", 1),  # block side
+    "halo": mixer_field(HaloAttention, "halo", 3),
     "image_size": Entry(224, image_size),
 }  # fmt: skip
 

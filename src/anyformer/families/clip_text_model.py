@@ -82,7 +82,7 @@ CONFIG: dict[str, Any] = {
     "eos_token_id": entry(
         "head.pool.take",
         read=lambda token, c: HighestId() if token == 2 else FirstOccurrence(token=token),
-        write=lambda take: getattr(take, "token", 2),
+        write=lambda take: take.token if isinstance(take, FirstOccurrence) else 2,
     ),
     **SHOWS,
     "bos_token_id": Ignored(49406, "a token id, used by tokenizers"),

@@ -14,6 +14,7 @@ from anyformer.families.shared.deberta import (
     POSITION,
     distance_field,
     distances,
+    distances_of,
     omit_default,
     relative_attention,
     scale,
@@ -39,7 +40,8 @@ def distances_v2(c: Config) -> Disentangled | None:
 
 
 def norm_rel_ebd(spec: EncoderModel) -> str:
-    return "layer_norm" if getattr(value_at(spec, POSITION), "norm", None) else "none"
+    position = distances_of(spec)
+    return "layer_norm" if position is not None and position.norm is not None else "none"
 
 
 def add_convolution(spec: EncoderModel, kernel: int, c: Config) -> EncoderModel:

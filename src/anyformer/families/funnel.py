@@ -39,7 +39,7 @@ CONFIG: dict[str, Any] = {
     "attention_dropout": Entry(0.1, f"{ATTENTION}.dropout"),
     "activation_dropout": Entry(0.0, f"{LAYER}.feedforward.op.dropout"),
     "initializer_range": Entry(0.1, lambda spec: spec.init["*.position.*"].high),
-    "initializer_std": Entry(None, lambda spec: getattr(spec.init["*"], "std", None)),
+    "initializer_std": Entry(None, lambda spec: spec.init["*"].std if isinstance(spec.init["*"], Normal) else None),
     "layer_norm_eps": Entry(1e-9, "embedding.norm.eps"),
     "pooling_type": Entry("mean", "encoder.pool.by"),
     "attention_type": Entry("relative_shift", lambda spec: TYPES[value_at(spec, f"{ATTENTION}.position.factorized")]),

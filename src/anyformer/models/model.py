@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch.overrides import TorchFunctionMode
 
+from anyformer.parts.base import HasLength, HasTokens
 from anyformer.parts.embedding.text import GIVERS
 from anyformer.parts.feedforward.moe import MoE
 from anyformer.parts.head.base import Head
@@ -141,7 +142,8 @@ class Model(Part):
     def check_vocabulary(self) -> None:
         """Check that the head's vocabulary size equals the embedding's."""
         name = self.target
-        tokens = getattr(getattr(self, name, None), "tokens", None)
+        embedding = getattr(self, name, None)
+        tokens = embedding.tokens if isinstance(embedding, HasTokens) else None
         for path, part in walk(self.head, "head"):
             if tokens is not None and isinstance(part, (LMHead, VocabularyOutput)):
                 if part.vocab_size != tokens.vocab_size and not part.own_vocabulary:
@@ -266,7 +268,8 @@ class _Unfilled(TorchFunctionMode):
 
 def position_limit(spec: Any) -> int | None:
     """Return the longest text a model can read, or None if there is no limit."""
-    limit = getattr(getattr(getattr(spec, spec.target), "position", None), "length", None)
+    position = getattr(spec, spec.target).position
+    limit = position.length if isinstance(position, HasLength) else None
     if limit is None and not any(part.length_dependent for _, part in walk(spec)):
         limit = spec.length  # no limit with dynamic rotary positions, which are rescaled for longer texts
     return limit

@@ -176,8 +176,7 @@ def returns_cache(model: Any, inputs: Mapping[str, Any]) -> bool:
 def output_config(spec: Any) -> Mapping[str, Any]:
     """Return the config with the default values of `output_attentions` etc. In a composite config this is the inner
     config of the stack, as in transformers."""
-    embedding = getattr(spec, "embedding", None)
-    inner = spec.source.get(INNER_CONFIGS.get(embedding.inputs[0], "")) if embedding is not None else None
+    inner = spec.source.get(INNER_CONFIGS.get(spec.embedding.inputs[0], ""))
     return inner if isinstance(inner, Mapping) else spec.source
 
 

@@ -4,6 +4,7 @@ Every keyword-only parameter is a flag, with its help next to its type:
 
     def shout(model, inputs, *, loud: Annotated[int, "number of exclamation marks"] = 1, **run_options): ...
 
+So is every key of a TypedDict of the same file that the function unpacks (`**others: Unpack[WriteOptions]`).
 A second text after the help is the flag's short form ("-o"). Options that several tasks share are types below.
 """
 
@@ -47,7 +48,19 @@ def read_flags(name: str) -> dict[str, Flag]:
     tree = ast.parse((Path(__file__).parent / "each" / f"{name}.py").read_text("utf-8"))
     function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
     parameters = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
-    return {parameter.arg: _flag(parameter.annotation, default) for parameter, default in parameters}
+    flags = {parameter.arg: _flag(parameter.annotation, default) for parameter, default in parameters}
+    keys = [key for node in tree.body if _is_typed_dict(node, function) for key in ast.walk(node)]
+    return flags | {
+        ast.unparse(key.target): _flag(key.annotation, None) for key in keys if isinstance(key, ast.AnnAssign)
+    }
+
+
+def _is_typed_dict(node: ast.stmt, function: ast.FunctionDef) -> bool:
+    """Whether `node` is the class of the `**options` of `function`."""
+    rest = function.args.kwarg
+    if not isinstance(node, ast.ClassDef) or rest is None or rest.annotation is None:
+        return False
+    return ast.unparse(rest.annotation) == f"Unpack[{node.name}]"
 
 
 def _flag(annotation: ast.expr | None, default: ast.expr | None) -> Flag:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import anyformer as af
+from anyformer.parts.base import HasVocabulary
 from anyformer.parts.init import Normal
 from anyformer.parts.mask import Causal, Window
 from anyformer.specs.messages import nearest, quote
@@ -62,8 +63,8 @@ def describe(name: str, vocab_size: int, *, std: float = 0.1, **changes: Any) ->
     A narrow model learns faster from larger initial weights than the published standard deviation of 0.02.
     """
     spec = af.spec(name)
-    stack = "decoder" if hasattr(spec, "decoder") else "encoder"
-    head = "head.vocab_size" if hasattr(spec.head, "vocab_size") else "head.lm.vocab_size"
+    stack = "decoder" if spec.left_to_right else "encoder"
+    head = "head.vocab_size" if isinstance(spec.head, HasVocabulary) else "head.lm.vocab_size"
     small = {
         "width": 48, f"{stack}.depth": 2,
         f"{stack}.layers.attention.op.num_heads": 4, f"{stack}.layers.attention.op.head_width": None,

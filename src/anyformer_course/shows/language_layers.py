@@ -20,7 +20,7 @@ def example(*languages: int, model: str = "m2m100-418m", layer: int = -1) -> Sho
     if not all(1 <= number <= 1000 for number in numbers):
         raise ValueError("give numbers of languages from 1 to 1000")
     spec: Any = af.spec(model)
-    if not hasattr(spec, "decoder") or not hasattr(spec, "encoder"):
+    if not spec.pair:
         raise ValueError(f"{model} is not an encoder-decoder")
     address = f"decoder.layers.{layer % spec.decoder.depth}.feedforward.op"
     op = spec.decoder.layers.steps["feedforward"].op

@@ -10,6 +10,7 @@ from typing import Any
 
 import anyformer as af
 from anyformer.look.figures import new
+from anyformer.parts.base import HasHeads
 from anyformer.specs.part import walk
 from anyformer_course.pictures.published_figures import published_models
 from anyformer_course.shown import Shown, Table
@@ -67,5 +68,5 @@ def shape(spec: Any) -> tuple[int, int, int | None]:
     """Return layers (of both stacks), width and heads."""
     parts = dict(spec.items())
     stacks = [parts[name] for name in ("encoder", "decoder") if name in parts]
-    heads = next((part.num_heads for _, part in walk(spec) if hasattr(part, "num_heads")), None)
+    heads = next((part.num_heads for _, part in walk(spec) if isinstance(part, HasHeads)), None)
     return sum(stack.depth for stack in stacks), spec.width, heads

@@ -107,6 +107,6 @@ def read_state(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """Return the last state (B, D) of [CLS] (BERT) or of the last token (GPT)."""
     mask = (ids != 0).long()
     states = model(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states[-1]
-    if hasattr(model.spec, "encoder"):
+    if not model.spec.left_to_right:
         return states[:, 0]
     return states[torch.arange(len(ids)), mask.sum(1) - 1]

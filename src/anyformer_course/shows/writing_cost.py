@@ -19,6 +19,7 @@ def example(*names: str) -> Shown:
     import torch
 
     import anyformer as af
+    from anyformer.parts.base import HasLength
 
     names = names or ("gpt2", "rwkv-4-169m", "mamba-130m")
     steps, state, total = {}, {}, {}
@@ -26,8 +27,8 @@ def example(*names: str) -> Shown:
         spec: Any = af.spec(name)
         if not spec.left_to_right:
             raise ValueError(f"{name} does not write texts; give decoders, such as gpt2")
-        position = getattr(spec.embedding, "position", None)
-        if getattr(position, "length", None):
+        position = spec.embedding.position
+        if isinstance(position, HasLength) and position.length:
             spec = af.override(spec, {"embedding.position.length": max(LENGTHS)})
         counted = af.count(spec)
         # the cost of a step is a + b n: two counts give a and b, and n steps cost n a + b n (n + 1) / 2

@@ -248,7 +248,7 @@ def rules_of(weights: Weights, spec: Model) -> Iterator[Rule]:
             yield from ours(theirs, spec)
         elif ours is not None:
             if ours.startswith("*."):  # the model's only stack
-                ours = ("decoder" if hasattr(spec, "decoder") else "encoder") + ours[1:]
+                ours = ("decoder" if spec.left_to_right else "encoder") + ours[1:]
             for one, other in zip(expand(theirs), expand(ours), strict=True):
                 yield Rename(f"{one}.{{p}}", f"{other}.{{p}}")
 

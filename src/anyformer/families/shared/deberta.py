@@ -39,12 +39,18 @@ def distances(c: Config, **more: Any) -> Disentangled | None:
     )
 
 
+def distances_of(spec: Model) -> Disentangled | None:
+    """Return the position Part of the layers; None: they have no relative positions, or those of another kind."""
+    position = value_at(spec, POSITION)
+    return position if isinstance(position, Disentangled) else None
+
+
 def relative_attention(read: Callable[[Config], Disentangled | None]) -> Entry:
     return entry(
         f"{ATTENTION}.position",
         default=False,
         read=lambda value, c: read(c),
-        path=lambda spec: getattr(value_at(spec, POSITION), "reach", 0) > 0,
+        path=lambda spec: (position := distances_of(spec)) is not None and position.reach > 0,
     )
 
 
@@ -52,7 +58,7 @@ def distance_field(default: Any, read: Callable[[Disentangled], Any]) -> Entry:
     """A field that is written only if the model has relative positions."""
 
     def recover(spec: Model) -> Any:
-        position = value_at(spec, POSITION)
+        position = distances_of(spec)
         if position is None or not position.reach:
             raise Absent
         return read(position)

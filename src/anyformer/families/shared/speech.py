@@ -92,6 +92,11 @@ def mixes(spec: Model) -> bool:
     return isinstance(value_at(spec, "encoder.neck"), LayerMix)
 
 
+def adds_adapter(spec: Model) -> bool:
+    neck = value_at(spec, "encoder.neck")
+    return isinstance(neck, SpeechNeck) and neck.adapter is not None
+
+
 AUGMENTATION = {  # frames and channels masked during training
     "mask_time_prob": f"{AUGMENT}.time",
     "mask_time_length": f"{AUGMENT}.time_span",
@@ -102,7 +107,7 @@ AUGMENTATION = {  # frames and channels masked during training
 }
 NECK: dict[str, Any] = {  # read by `neck`
     "use_weighted_layer_sum": Entry(False, mixes),
-    "add_adapter": Entry(False, lambda spec: getattr(spec.encoder.neck, "adapter", None) is not None),
+    "add_adapter": Entry(False, adds_adapter),
     "adapter_kernel_size": Entry(3, f"{ADAPTER}.kernel"),
     "adapter_stride": Entry(2, f"{ADAPTER}.stride"),
     "num_adapter_layers": Entry(3, f"{ADAPTER}.depth"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Unpack
+from typing import Annotated, Any, Unpack, cast
 
 import numpy as np
 
@@ -16,6 +16,22 @@ from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, start_run
 from anyformer.tasks.writing import check_settings, decode_text
 
 
+class WriteOptions(RunOptions, total=False):
+    """The options of sampling, and those of every task."""
+
+    do_sample: Annotated[bool, "sample tokens instead of taking the most likely"]
+    temperature: Annotated[float | None, "sampling temperature: lower is more predictable, higher more varied"]
+    top_k: Annotated[int | None, "sample from the N most likely tokens"]
+    top_p: Annotated[
+        float | None, "sample from the smallest set of tokens whose probabilities sum to X (nucleus sampling)"
+    ]
+    min_p: Annotated[float | None, "sample from tokens with at least X times the probability of the most likely one"]
+    seed: Annotated[int | None, "seed of sampling: the same seed gives the same text"]
+
+
+SAMPLING = WriteOptions.__annotations__.keys() - RunOptions.__annotations__.keys()
+
+
 def write(
     model: Source,
     inputs: Inputs,
@@ -23,19 +39,9 @@ def write(
     *,
     max_new_tokens: Annotated[int | None, "longest text, in tokens (default: the folder's, else 128)"] = None,
     num_beams: Beams = None,
-    do_sample: Annotated[bool, "sample tokens instead of taking the most likely"] = False,
-    temperature: Annotated[float | None, "sampling temperature: lower is more predictable, higher more varied"] = None,
-    top_k: Annotated[int | None, "sample from the N most likely tokens"] = None,
-    top_p: Annotated[
-        float | None, "sample from the smallest set of tokens whose probabilities sum to X (nucleus sampling)"
-    ] = None,
-    min_p: Annotated[
-        float | None, "sample from tokens with at least X times the probability of the most likely one"
-    ] = None,
-    seed: Annotated[int | None, "seed of sampling: the same seed gives the same text"] = None,
     stop: Annotated[Sequence[str] | None, "stop before this text; can be repeated"] = None,
     chat: Annotated[bool, "the text is a user's message: apply the chat template"] = False,
-    **run_options: Unpack[RunOptions],
+    **others: Unpack[WriteOptions],
 ) -> Any:
     """Return the text that the model writes after the input, or an encoder-decoder's output for the input. With
     `stream`, return an iterator over the pieces of one text. Options default to the folder's. With `chat`, the input is
@@ -46,19 +52,12 @@ def write(
     >>> for piece in write("a/model/folder", "Once upon a time", stream=True):  # doctest: +SKIP
     ...     print(piece, end="", flush=True)
     """
-    request = start_run("write", model, inputs, run_options)
+    run_options = {name: value for name, value in others.items() if name not in SAMPLING}
+    request = start_run("write", model, inputs, cast(RunOptions, run_options))
     check_can_generate(request.model, by_position=True)
-    given = {
-        "max_new_tokens": max_new_tokens,
-        "num_beams": num_beams,
-        "do_sample": do_sample or None,
-        "seed": seed,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-    }
-    options = {name: value for name, value in given.items() if value is not None}
+    sampling = {name: value for name, value in others.items() if name in SAMPLING and value is not False}
+    given = {"max_new_tokens": max_new_tokens, "num_beams": num_beams, **sampling}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     stops = None if stop is None else [stop] if isinstance(stop, str) else list(stop)
     if not stream:
         check_settings(request, options)
