@@ -7,6 +7,7 @@ one line on stderr and exit code 2. Only results are written to stdout.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import os
 import sys
@@ -168,7 +169,8 @@ def run_guarded(command: Callable[[], object]) -> int:
     """Run a command and return its exit code; print an error as one line on stderr."""
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *where: tell(f"warning: {message}")
+            warnings.showwarning = lambda message, *where: warn_once(str(message))
+            warn_once = functools.cache(lambda message: tell(f"warning: {message}"))
             command()
         sys.stdout.flush()  # so that a full disk or a closed pipe is handled below
         return 0

@@ -102,20 +102,21 @@ def position_row(each: dict[str, Any]) -> tuple[str, ...]:
 
 def described_run(options: argparse.Namespace, home: Path) -> Run:
     """Return the run that gives the objective and the columns."""
-    from anyformer.train.run import description_of
+    from anyformer.train.run import description_of, model_of
     from anyformer.weights import hub
 
     if options.recipe is not None or (home / "run.json").is_file():
-        if options.label or options.target or options.column:
-            raise ValueError("--label, --target and --column are those of the run; leave them out")
+        names = ("label", "target", "column", "prompt", "answer", "multi_label")
+        if given := [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]:
+            raise ValueError(f"{', '.join(given)}: the columns are those of the run; leave them out")
         return find_run(options.recipe or str(home), options.data, options.set)[0]
     if not home.exists() and not hub.in_cache(options.model):
         raise ValueError(f"{hub.no_such_folder(options.model)}; with a hub id, give a recipe too")
     if not given_kinds(options):
         raise ValueError("give a recipe or --csv FILE: MODEL is not the folder of a run, so its data is unknown")
-    run = own_run(options)
-    theirs = description_of(run.model).labels
-    if set(theirs) == set(run.objective.labels):  # in the order of the model
+    theirs = description_of(model_of(options.model)).labels
+    run = own_run(options, theirs)
+    if {*run.objective.labels} <= {*theirs} and run.objective.labels:  # the data may lack classes
         run = run.replace(objective=run.objective.replace(labels=theirs))
     return change_run(run, options.set)
 
@@ -189,7 +190,7 @@ def metric_names(given: str | None, run: Run) -> list[str]:
     from anyformer.objectives.metrics import installed
 
     if given is not None:
-        return [] if given == "none" else [name for name in given.split(",") if name]
+        return [] if given == "none" else [name.strip() for name in given.split(",") if name.strip()]
     task = run.objective.task
     usual = installed(task.metrics) if task.metrics else ()
     return [*dict.fromkeys((*usual, *task.loss_metrics, *run.evaluate.metrics))]
@@ -211,17 +212,18 @@ def print_report(evaluation: Evaluation, model: str, split: str) -> None:
     """Print the scores of each class, confusions and the worst mistakes. The folder of a run gets them too."""
     from anyformer.cli.terminal import table
     from anyformer.evaluate.class_report import class_scores, confusion, matrix_rows, shorten
-    from anyformer.evaluate.predictions import prediction_rows, worst_mistakes
+    from anyformer.evaluate.predictions import heading, prediction_rows, worst_mistakes
     from anyformer.evaluate.report_page import add_to_report
     from anyformer.weights import hub
 
     rows = prediction_rows(evaluation)
     assert evaluation.answered is not None
     counted = confusion(evaluation.task, evaluation.answered)
-    scores = class_scores(evaluation.task, evaluation.answered, counted) if counted is not None else []
-    if counted is not None:
+    scores = class_scores(evaluation.task, evaluation.answered, counted)
+    if scores:
         cells = [(each.name, *(f"{value:.3f}" for value in each[1:4]), f"{each.examples:,}") for each in scores]
         table(("class", "precision", "recall", "f1", "examples"), cells, right=(1, 2, 3, 4))
+    if counted is not None:
         if len(counted.labels) <= MATRIX:
             header, counts = matrix_rows(counted)
             table(header, counts, right=range(1, len(header)))
@@ -229,7 +231,7 @@ def print_report(evaluation: Evaluation, model: str, split: str) -> None:
             pairs = [(right, wrong, str(number)) for right, wrong, number in counted.commonest()[:LISTED]]
             table(("class", "predicted as", "times"), pairs, right=(2,))
     wrong = worst_mistakes(rows)
-    print(f"{len(wrong):,} mistakes, the worst first:" if "right" in rows[0] else "the largest errors:")
+    print(f"{heading(wrong)}:")
     if wrong:
         table([*wrong[0]], [[shorten(value, 60) for value in row.values()] for row in wrong[:LISTED]])
     if written := add_to_report(Path(hub.run_of(model)[0]).expanduser(), split, wrong, counted, scores):

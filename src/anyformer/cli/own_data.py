@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -75,8 +76,9 @@ def delimiter_of(options: argparse.Namespace) -> str | None:
     return {"tab": "\t", "\\t": "\t"}.get(options.delimiter, options.delimiter)
 
 
-def own_run(options: argparse.Namespace) -> Run:
-    """Return a run on the user's own data. Rank 0 reports on stderr how the data is read."""
+def own_run(options: argparse.Namespace, labels: Sequence[str] = ()) -> Run:
+    """Return a run on the user's own data. Rank 0 reports on stderr how the data is read. `labels` are those of a trained
+    model; a table need not contain all of them."""
     from anyformer.recipes.shared.own_text import from_table, from_text
 
     def tell(line: str) -> None:
@@ -102,18 +104,19 @@ def own_run(options: argparse.Namespace) -> Run:
     if options.text is not None:
         return from_text(options.text, options.model, encoding=options.encoding, tell=tell)
     path, jsonl = options.csv or options.jsonl, options.jsonl is not None
-    reading = {"encoding": options.encoding, "jsonl": jsonl, "delimiter": delimiter_of(options)}
+    reading: dict[str, Any] = {"encoding": options.encoding, "jsonl": jsonl, "delimiter": delimiter_of(options)}
     if options.prompt is not None:
         from anyformer.data import open_table
         from anyformer.data.conversations import Conversations
         from anyformer.recipes.shared.own_answers import answers_run
 
         source = open_table(path, (options.prompt, options.answer), **reading)
+        source = source.replace(required=(options.prompt, options.answer))
         talks = Conversations(source=source, prompt=options.prompt, answer=options.answer)
         return answers_run(talks, path, options.model, tell)
     if options.target is not None:
         from anyformer.recipes.shared.own_pairs import from_pairs
 
         return from_pairs(path, options.target, options.column, options.model, **reading, tell=tell)
-    reading["separator"] = options.multi_label
+    reading |= {"separator": options.multi_label, "labels": labels}
     return from_table(path, options.label, options.column, options.model, **reading, tell=tell)

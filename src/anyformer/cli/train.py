@@ -91,9 +91,11 @@ def run(options: argparse.Namespace) -> None:
 
 def show_recipes() -> None:
     from anyformer.cli.terminal import table
-    from anyformer.recipes import recipes
+    from anyformer.recipes import groups
 
-    table(("recipe", "what it trains"), list(recipes().items()))
+    for i, (group, recipes) in enumerate(groups().items()):
+        print(f"{chr(10) * (i > 0)}{group}")
+        table(("recipe", "what it trains"), list(recipes.items()))
 
 
 def run_and_folder(options: argparse.Namespace) -> tuple[Run, str]:
@@ -123,25 +125,32 @@ def with_balance(run: Run, weights: str | None, oversample: bool) -> Run:
     from anyformer.data import Oversample
     from anyformer.objectives.classify import Classify
     from anyformer.objectives.images import ClassifyImage
+    from anyformer.objectives.multi_label import MultiLabel
 
     if not weights and not oversample:
         return run
     objective = run.objective
-    if not isinstance(objective, Classify | ClassifyImage) or not objective.labels:
+    single = isinstance(objective, Classify | ClassifyImage) and not isinstance(objective, MultiLabel)
+    if not single or not objective.labels:
         raise ValueError("--class-weights and --oversample need one label per example; see --label and --images")
     if oversample:
         run = run.replace(data=run.data.replace(train=Oversample(source=run.data.splits["train"])))
     if weights == "balanced":
         return run.replace(objective=objective.replace(balanced=True))
     if weights:
-        run = run.replace(objective=objective.replace(class_weights=dict(map(class_weight, weights.split(",")))))
+        pairs = [class_weight(text) for text in weights.split(",")]
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError(f"--class-weights {weights}: a label is given twice")
+        run = run.replace(objective=objective.replace(class_weights=dict(pairs)))
     return run
 
 
 def class_weight(text: str) -> tuple[str, float]:
     """ "spam=3" -> ("spam", 3.0)"""
-    label, _, weight = text.rpartition("=")
+    label, equals, weight = text.rpartition("=")
     try:
+        if not equals:
+            raise ValueError
         return label.strip(), float(weight)
     except ValueError:
         raise ValueError(f'--class-weights {text}: write "balanced", or label=number with commas between') from None
@@ -193,6 +202,7 @@ def train(
     from anyformer.train.progress import SERVICES, Metrics, Samples, Screen
     from anyformer.train.report import outcome, report
     from anyformer.train.start import setup
+    from anyformer.weights import manifest
 
     screen, baselines, samples = Screen(), Baselines(), Samples()
     with parallel.process_group(device) as here:
@@ -200,7 +210,12 @@ def train(
         seen: list[Any] = [samples, *(watch or ())]
         seen = [Metrics(), screen, baselines, *seen, *(SERVICES[name]() for name in logs)] if first else seen
         tell = screen.on_message if first else lambda line: None
-        trainer = setup(description, folder, resume=resume, device=here, callbacks=seen, tell=tell).fit()
+        try:
+            trainer = setup(description, folder, resume=resume, device=here, callbacks=seen, tell=tell).fit()
+        except KeyboardInterrupt:
+            if first and manifest.steps(folder):
+                print(f"`anyformer train {shlex.quote(str(folder))} --resume` continues it")
+            raise
     if not first:
         return trainer
     written = report(folder, baselines.values)

@@ -22,7 +22,8 @@ class Conversations(Source, called=("ShareGPT", "Alpaca", "instruction data")):
 
     - columns: the texts in `prompt` and `answer`
     - alpaca: {"instruction", "input", "output"}, and optionally "system"
-    - sharegpt: {"conversations": [{"from": "human", "value": ...}, ...]}, and optionally "system"
+    - sharegpt: {"conversations": [{"from": "human", "value": ...}, ...]}, and optionally "system"; also with the keys
+      "role" and "content"
     - openai: {"messages": [...]}, unchanged
     """
 
@@ -83,12 +84,13 @@ def listed(example: Example) -> list[Any]:
 
 def turn(each: Any) -> dict[str, str]:
     """Return one turn of ShareGPT's format as a message."""
-    if not isinstance(each, Mapping) or not isinstance(each.get("value"), str):
+    sender, text = ("role", "content") if isinstance(each, Mapping) and "role" in each else ("from", "value")
+    if not isinstance(each, Mapping) or not isinstance(each.get(text), str):
         raise ValueError("column 'conversations' must be a list of {'from': ..., 'value': ...}")
-    role = str(each.get("from"))
+    role = str(each.get(sender))
     if role not in ROLES:
         raise ValueError(f"column 'conversations': no role {quote(role)}; {nearest(role, ROLES)}")
-    return message(ROLES[role], each["value"])
+    return message(ROLES[role], each[text])
 
 
 def conversations_in(source: Source, example: Example) -> Conversations | None:

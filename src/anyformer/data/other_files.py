@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from anyformer.data.conversations import Conversations
 from anyformer.data.prepare import Data
 from anyformer.data.source import Files, Source, detect_encoding
 from anyformer.data.table import CSV, JSONLines, open_table
@@ -12,6 +13,8 @@ def with_file(source: Source, path: str, *, delimiter: str | None = None, encodi
     """Return a source that reads the same columns from another file. Its delimiter and encoding are detected again
     unless given. If `source` is a part of its files, the result still reads all rows of the other file."""
     whole = source.whole
+    if isinstance(whole, Conversations):
+        return whole.replace(source=with_file(whole.source, path, delimiter=delimiter, encoding=encoding))
     if not isinstance(whole, Files):
         raise ValueError(f"{path}: {type(whole).__name__} does not read files, so it cannot read this one")
     if isinstance(whole, CSV | JSONLines):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from anyformer.data.source import Row, Subset
+from anyformer.data.source import Row, Source, Subset
 from anyformer.specs.field_types import TwoOrMore
 
 
@@ -15,6 +15,10 @@ class Oversample(Subset):
 
     column: str = "label"
     most: TwoOrMore = 20
+
+    @property
+    def whole(self) -> Source:
+        return self.source.whole
 
     def rows(self, wanted: tuple[str, ...]) -> Iterator[Row]:
         columns = (*dict.fromkeys((*wanted, self.column)),)

@@ -28,6 +28,7 @@ from anyformer.data.source import (
     lines,
     open_bytes,
     plain_suffix,
+    read_text,
     read_whole,
     text_lines,
 )
@@ -41,7 +42,7 @@ MAX_ROW_LINES = MAX_CELLS = 2**20  # per row; each takes about 60 bytes of memor
 
 
 class JSONLines(Files, called=("jsonl",)):
-    """Read JSON lines: one object per line."""
+    """Read JSON lines: one object per line. A file may also be one list of objects."""
 
     encoding: str = "utf-8"
 
@@ -53,12 +54,26 @@ class JSONLines(Files, called=("jsonl",)):
 
     def raw(self) -> Iterator[Row]:
         for file in self.files():
+            first = True
             for number, line, problem in lines(file, self.encoding):
                 place = f"{file}:{number}"
                 if line is None:
                     yield Row(place, None, problem)
                 elif line.strip():
+                    if first and line.lstrip().startswith("[") and (values := _list_in(file, self.encoding)) is not None:
+                        yield from (_as_row(f"{file}:{i}", value) for i, value in enumerate(values, 1))
+                        break
+                    first = False
                     yield _parse_object(place, line)
+
+
+def _list_in(file: Path, encoding: str) -> list[Any] | None:
+    """Return the items of a file that is one JSON list; None for any other file."""
+    try:
+        value = json.loads("".join(read_text(file, encoding)))
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, list) else None
 
 
 def _parse_object(place: str, line: str) -> Row:
@@ -68,6 +83,10 @@ def _parse_object(place: str, line: str) -> Row:
         return Row(place, None, f"not JSON ({error})")
     except RecursionError:
         return Row(place, None, "nested too deeply")
+    return _as_row(place, value)
+
+
+def _as_row(place: str, value: Any) -> Row:
     if not isinstance(value, dict):
         return Row(place, None, f"not a JSON object but a {type(value).__name__}")
     return Row(place, value)

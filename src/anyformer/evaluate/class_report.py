@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,8 +58,13 @@ def confusion(task: Objective, answered: Predictions) -> Confusion | None:
     return Confusion(task.labels, counts)
 
 
-def class_scores(task: Objective, answered: Predictions, counted: Confusion) -> list[ClassScores]:
-    """Return the scores of each class; for tags of entities ("B-place"), the scores of whole entities."""
+def class_scores(task: Objective, answered: Predictions, counted: Confusion | None) -> list[ClassScores]:
+    """Return the scores of each class; for tags of entities ("B-place"), the scores of whole entities. Without classes
+    there are none."""
+    if task.metrics is not None and task.metrics.kind == "sets of labels":
+        return [set_scores(label, answered) for label in task.labels]
+    if counted is None:
+        return []
     if not any(label.startswith("B-") for label in task.labels):
         return counted.scores()
     report = entity_report(answered.predicted, answered.wanted)
@@ -67,6 +73,14 @@ def class_scores(task: Objective, answered: Predictions, counted: Confusion) -> 
         for name, each in report.items()
         if not name.endswith(" avg")
     ]
+
+
+def set_scores(label: str, answered: Predictions) -> ClassScores:
+    """Return the scores of one label if an example has any number of labels."""
+    found, wanted = (np.array([label in names for names in sets]) for sets in (answered.predicted, answered.wanted))
+    counts = np.zeros((2, 2), np.int64)
+    np.add.at(counts, (wanted.astype(int), found.astype(int)), 1)
+    return Confusion(("", label), counts).scores()[1]
 
 
 def picture(counted: Confusion) -> bytes | None:
@@ -93,7 +107,9 @@ def picture(counted: Confusion) -> bytes | None:
         colour = "white" if shares[row, column] > 0.6 else "black"
         axes.text(column, row, str(counted.counts[row, column]), ha="center", va="center", color=colour, fontsize=8)
     out = io.BytesIO()
-    figure.savefig(out, format="png")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a letter that no font has becomes a box; the tables have the names
+        figure.savefig(out, format="png")
     return out.getvalue()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from anyformer.data.table import open_table
+from anyformer.data.table import CSV, JSONLines
 from anyformer.evaluate import Evaluation
 from anyformer.objectives.objective import Objective, Predictions
 
@@ -40,6 +40,13 @@ def name_label(task: Objective, value: Any) -> Any:
     return task.labels[value] if isinstance(value, int) and task.labels else value
 
 
+def heading(wrong: Sequence[dict[str, Any]]) -> str:
+    """Return the heading of `worst_mistakes`, which says how they are ordered."""
+    if wrong and isinstance(wrong[0]["wanted"], float):
+        return "the largest errors"
+    return f"{len(wrong):,} mistakes" + (", the worst first" if wrong and "score" in wrong[0] else "")
+
+
 def worst_mistakes(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows with wrong predictions, the most certain first. Numbers are ordered by their error."""
     if rows and "right" not in rows[0]:
@@ -56,20 +63,24 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
             return
         writer = csv.DictWriter(file, list(rows[0]) if rows else (), delimiter=delimiter, lineterminator="\n")
         writer.writeheader()
-        writer.writerows({name: as_cell(value) for name, value in row.items()} for row in rows)
+        writer.writerows({name: as_cell(name, value) for name, value in row.items()} for row in rows)
 
 
-def as_cell(value: Any) -> Any:
+def as_cell(name: str, value: Any) -> Any:
+    """Return a value as a cell: lists as JSON. A right text that looks like a list becomes a list of one reference."""
+    value = [value] if name == "wanted" and str(value).startswith("[") and isinstance(value, str) else value
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list | tuple) else value
 
 
 def read_predictions(path: Path, task: Objective) -> Predictions:
     """Read the predictions in a file that `write_rows` wrote."""
-    answered = Predictions([], [])
-    for row in open_table(str(path), ("predicted", "wanted"), jsonl=path.suffix.lower() not in TABLES).raw():
+    answered, delimiter = Predictions([], []), TABLES.get(path.suffix.lower())
+    source = JSONLines(path=str(path)) if delimiter is None else CSV(path=str(path), delimiter=delimiter)
+    for row in source.raw():
         try:
             for name, values in (("predicted", answered.predicted), ("wanted", answered.wanted)):
-                values.append(stored_value(task, (row.example or {})[name]))
+                value = (row.example or {})[name]
+                values.append(stored_value(task, value if delimiter is None else cell_value(task, name, value)))
         except (ValueError, KeyError):
             raise ValueError(f"{row.place}: not a prediction as written by --save") from None
     if not answered.predicted:
@@ -78,10 +89,17 @@ def read_predictions(path: Path, task: Objective) -> Predictions:
 
 
 def stored_value(task: Objective, value: Any) -> Any:
-    """Return a value of a file as the task predicts it: the index of a label's name; numbers and lists from cells."""
+    """Return a value of a file as the task predicts it: a label's name becomes its index."""
+    if task.metrics is None or task.metrics.kind != "labels" or not isinstance(value, str):
+        return value
+    return task.labels.index(value) if value in task.labels else json.loads(value)
+
+
+def cell_value(task: Objective, name: str, cell: str) -> Any:
+    """Return the value that `as_cell` wrote. A generated text is never a list, even if it looks like one."""
     kind = task.metrics.kind if task.metrics else ""
-    if kind == "labels" and value in task.labels:
-        return task.labels.index(value)
-    if isinstance(value, str) and (kind in ("labels", "numbers", "tags") or value.startswith("[")):
-        return json.loads(value)
-    return value
+    if kind == "labels":
+        return json.loads(cell)[0] if cell.startswith('["') and cell not in task.labels else cell
+    is_text = kind in ("texts", "transcripts", "answers") and name == "predicted"
+    is_value = kind in ("numbers", "tags", "sets of labels") or cell.startswith("[")
+    return json.loads(cell) if is_value and not is_text else cell

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from anyformer.data import Data, Loader, Plan, Source
+from anyformer.data import Data, Loader, Oversample, Plan, Source
 from anyformer.data.prepare import length_limit, prepare_split
 from anyformer.evaluate import Evaluation, mean_losses
 from anyformer.evaluate.by_position import PositionLoss, losses_by_position
@@ -29,7 +29,8 @@ def select_split(data: Data, split: str | None) -> tuple[str, Source]:
     split = split or next(name for name in SPLITS if name in splits)
     if split not in splits:
         raise ValueError(f"the data has no split {quote(split)}; it has {', '.join(splits)}")
-    return split, splits[split]
+    source = splits[split]
+    return split, source.source if isinstance(source, Oversample) else source  # every row counts once
 
 
 def tokenizer_in(folder: Path, required: bool) -> Tokenizer | None:

@@ -121,6 +121,10 @@ class Processor:
         self.folder, self._tokenizer, self.media, self._error = folder, tokenizer, media, error
         self._readers: dict[str, Callable[..., Inputs]] = {}
 
+    def __repr__(self) -> str:
+        kinds = [f"{len(self._tokenizer):,} tokens"] if self._tokenizer is not None else []
+        return f"Processor({str(self.folder)!r}: {', '.join([*kinds, *self.media])})"
+
     @property
     def tokenizer(self) -> Tokenizer:
         if self._error is not None:

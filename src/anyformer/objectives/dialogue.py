@@ -20,6 +20,9 @@ from anyformer.objectives.objective import PERPLEXITY, Example, Objective, Predi
 from anyformer.specs.field_types import TwoOrMore
 
 
+MORE_TOKENS = 20  # a generated answer may be this much longer than the longest right answer
+
+
 class Dialogue(Objective, called=("SFT", "instruction tuning", "chat", "supervised fine-tuning")):
     """Column "messages", a list of {"role": ..., "content": ...} with any number of turns, and optionally "tools". The
     checkpoint's chat template formats them; without one, `chat.PLAIN`. A conversation of more than `length` tokens is
@@ -51,6 +54,8 @@ class Dialogue(Objective, called=("SFT", "instruction tuning", "chat", "supervis
         answers = [i + 1 for i, message in enumerate(messages) if message.get("role") == "assistant"]
         if not answers:
             raise ValueError("column 'messages' has no message with role 'assistant'")
+        if any(not messages[i - 1].get("content") and not messages[i - 1].get("tool_calls") for i in answers):
+            raise ValueError("column 'messages': a message of the assistant is empty")
         full_length = 0
         for stop in dict.fromkeys((len(messages), *reversed(answers))):
             given = {"template": self.template, "tools": example.get("tools")}
@@ -70,16 +75,22 @@ class Dialogue(Objective, called=("SFT", "instruction tuning", "chat", "supervis
         return {**pad_texts(records, pad), "labels": pad_rows([record["labels"] for record in records], IGNORED)}
 
     def predict(self, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Predictions:
-        """Generate the last answer of each conversation."""
-        asked, wanted = [], []
+        """Generate the last answer of each conversation that fits into `length` tokens with its prompt."""
+        asked, wanted, longest = [], list[str](), 0
         for example in examples:
             messages = example["messages"]
-            last = max(i for i, message in enumerate(messages) if message.get("role") == "assistant")
-            tools = example.get("tools")
-            ids = chat.encode(job.tokenizer, messages[:last], template=self.template, tools=tools)
+            answers = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
+            for last in reversed(answers):
+                given = {"template": self.template, "tools": example.get("tools")}
+                ids = chat.encode(job.tokenizer, messages[:last], **given)
+                answer = str(messages[last].get("content") or "").strip()
+                tokens = len(job.tokenizer.encode(answer, add_special_tokens=False))
+                if self.length is None or len(ids) + tokens <= self.length:
+                    break
             asked.append({"input_ids": array(ids), "labels": array(ids)})
-            wanted.append(str(messages[last]["content"]).strip())
-        return Predictions(job.texts(self, asked, num_beams=job.num_beams), wanted)
+            wanted.append(answer)
+            longest = max(longest, tokens)
+        return Predictions(job.texts(self, asked, num_beams=job.num_beams, max_new_tokens=longest + MORE_TOKENS), wanted)
 
     def inputs_of(self, example: Example) -> dict[str, Any]:
         asked = [message["content"] for message in example["messages"] if message.get("role") != "assistant"]

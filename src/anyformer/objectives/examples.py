@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -55,20 +57,33 @@ def label_of(example: Example, column: str, labels: Sequence[str]) -> int:
 
 
 def label_number(value: Any, labels: Sequence[str], column: str) -> int:
-    """Return the index of a label. Names have priority: if the labels are "1", "2", "3", the value 1 is index 0."""
-    name = str(value).strip()
+    """Return the index of a label. If there are labels that are numbers, a number is never an index: of the labels "1",
+    "2" and "5", the values 1 and "1.0" are the first, and 0 is unknown."""
+    name, numbers = str(value).strip(), numeric_labels(tuple(labels))
     if name in labels:
         return labels.index(name)
     try:
+        if numbers:
+            return numbers[float(value)]
         number = int(value)
         if number != float(value):
             raise ValueError
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, KeyError, OverflowError):
         hint = nearest(name, labels)
         raise ValueError(f"column {quote(column)}: label {quote(value)} is not known; {hint}") from None
     if not 0 <= number < len(labels):
         raise ValueError(f"column {quote(column)}: label {number} is outside 0..{len(labels) - 1}")
     return number
+
+
+@functools.cache
+def numeric_labels(labels: tuple[str, ...]) -> dict[float, int]:
+    """Return the index of each label that is a number, by its value."""
+    values = {}
+    for i, label in enumerate(labels):
+        with contextlib.suppress(ValueError):
+            values.setdefault(float(label), i)
+    return values
 
 
 def token_ids(text: str | LongText, tokenizer: Any, end: bool = False) -> np.ndarray:

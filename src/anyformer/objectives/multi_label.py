@@ -65,9 +65,11 @@ class MultiLabel(Classify, called=("multi-label classification", "tagging of tex
 
     def predict(self, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Predictions:
         rows = [record for (record,) in records]
-        chosen = [(logits.float().sigmoid() >= self.threshold).numpy() for logits in job.logits(self, rows)]
+        probabilities = [logits.float().sigmoid().numpy() for logits in job.logits(self, rows)]
+        chosen = [each >= self.threshold for each in probabilities]
         right = [record["labels"] > 0 for record in rows]
-        return Predictions([*map(self.chosen_names, chosen)], [*map(self.chosen_names, right)])
+        sure = [float(np.where(own, p, 1 - p).prod()) for own, p in zip(chosen, probabilities, strict=True)]
+        return Predictions([*map(self.chosen_names, chosen)], [*map(self.chosen_names, right)], sure)
 
     def chosen_names(self, chosen: np.ndarray) -> list[str]:
         return [label for label, is_chosen in zip(self.labels, chosen, strict=True) if is_chosen]

@@ -276,19 +276,22 @@ class Predictor:
     def texts(self, objective: Objective, records: Sequence[Record], **options: Any) -> list[str]:
         """Generate a text for each record, with the `options` of generate (default: greedy), up to a stop string.
         Without a length limit in the options or the model, the text has at most 2 T + 20 tokens for an input of T
-        tokens."""
+        tokens. It ends where the model has no more positions."""
         texts = [""] * len(records)
         limit, usual = position_limit(self.model.spec), settings_for(self.model, options)
         for which, batch in self.batches(objective, records):
             T = batch["input_ids"].shape[1]
             free = usual.max_new_tokens is None and usual.max_length is None
-            room = {"max_new_tokens": min(2 * T + 20, limit or 2 * T + 20)} if free else {}
+            most = 2 * T + 20 if free else usual.max_new_tokens
+            if limit is not None and most is not None:  # a decoder's own text follows the input
+                most = min(most, limit if self.model.spec.pair else max(limit - T, 1))
+            room = {} if most is None else {"max_new_tokens": most}
             ids = generate(
                 self.model,
                 batch["input_ids"],
                 attention_mask=batch.get("attention_mask"),
                 tokenizer=self.tokenizer,
-                **{"do_sample": False, "compile": False, **room, **options},
+                **{"do_sample": False, "compile": False, **options, **room},
             )
             new = new_tokens(self.model, ids, T, usual.eos)
             for i, text in zip(which, self.tokenizer.batch_decode(new, skip_special_tokens=True), strict=True):

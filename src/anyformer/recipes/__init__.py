@@ -24,6 +24,27 @@ def recipes() -> dict[str, str]:
     return {name: about for name, (_, about) in _modules().items()}
 
 
+GROUPS = {  # group -> its files
+    "Texts to write": ("quickstart", "shakespeare", "gpt2_124m", "gpt3", "regression"),
+    "Encoders": ("bert_pretraining", "distilbert"),
+    "Labels, tags and answers": ("glue", "wnut17", "squad"),
+    "From text to text": ("multi30k_en_de", "dates", "scitldr", "t5_tasks", "dialogue"),
+    "Images": ("fashion_mnist", "fashion_dalle", "fashion_vae", "fashion_dit", "fashion_latent_dit", "fashion_kl",
+               "emoji", "shapes"),
+    "Speech": ("digits", "digits_wav2vec"),
+    "Decisions": ("cartpole",),
+}  # fmt: skip
+
+
+def groups() -> dict[str, dict[str, str]]:
+    """Return group -> name -> description."""
+    known = _modules().items()
+    return {
+        group: {name: about for file in files for name, (module, about) in known if module == file}
+        for group, files in GROUPS.items()
+    }
+
+
 @functools.cache
 def _modules() -> dict[str, tuple[str, str]]:
     """name -> (module, description)"""

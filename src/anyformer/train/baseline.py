@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from anyformer.data import DataSplit
+from anyformer.objectives.classify import Classify
+from anyformer.objectives.images import ClassifyImage
+from anyformer.objectives.objective import Objective
 from anyformer.parts.base import HasVocabulary
 from anyformer.train.data_summary import class_counts
 from anyformer.train.trainer import Callback, Trainer
@@ -31,18 +34,32 @@ class Baselines(Callback):
         elif objective.baseline == "labels":
             train, valid = (class_counts(split, objective.labels) for split in (splits.train, splits.valid))
             if train:
-                loss, right = frequency_baseline(list(train.values()), list(valid.values()))
+                weights = class_weights_of(objective)
+                loss, right = frequency_baseline(list(train.values()), list(valid.values()), weights)
                 self.values = {"label frequencies": loss}
                 always = f"accuracy {right:.3f} by the most frequent label"
                 trainer.tell(f"to beat on the validation rows: loss {loss:.3f} by the label frequencies, {always}")
 
 
-def frequency_baseline(train: list[int], valid: list[int]) -> tuple[float, float]:
+def class_weights_of(objective: Objective) -> list[float] | None:
+    """Return the weight of each label in the loss; None if all are 1."""
+    if not isinstance(objective, Classify | ClassifyImage) or not objective.class_weights:
+        return None
+    return [objective.class_weights.get(label, 1.0) for label in objective.labels]
+
+
+def frequency_baseline(
+    train: list[int], valid: list[int], weights: list[float] | None = None
+) -> tuple[float, float]:
     """Return the validation loss of the (add-one smoothed) training frequencies, and the accuracy of always predicting
-    the most frequent label. `train` and `valid` are the number of rows per label."""
-    prior = (np.array(train) + 1) / (sum(train) + len(train))
-    share = np.array(valid) / max(sum(valid), 1)
-    return float(-(share * np.log(prior)).sum()), float(share[int(np.argmax(train))])
+    the most frequent label. `train` and `valid` are the number of rows per label. With `weights` of the labels in the
+    loss, the frequencies are those of weighted rows."""
+    each = np.array(weights or [1.0] * len(train))
+    prior = (np.array(train) + 1) * each
+    share = np.array(valid) * each
+    log_prior = np.log(np.maximum(prior, 1e-30) / prior.sum())
+    right = valid[int(np.argmax(train))] / max(sum(valid), 1)
+    return float(-(share * log_prior).sum() / (share.sum() or 1.0)), right
 
 
 def baselines(train: DataSplit, valid: DataSplit, vocab_size: int) -> dict[str, float]:

@@ -59,6 +59,18 @@ class AdaptedForward(AddedWeights):
         super().__init__(module)
         self.scale, self.dropout = scale, dropout
 
+    def install(self) -> None:
+        super().install()
+        self.module.extra_repr = self.extra_repr
+
+    def remove(self) -> None:
+        del self.module.extra_repr
+        super().remove()
+
+    def extra_repr(self) -> str:
+        rank, dropout = len(self.module.lora_a), f", dropout={self.dropout}" if self.dropout else ""
+        return f"{type(self.module).extra_repr(self.module)}, LoRA of rank {rank}, scale {self.scale:g}{dropout}"
+
     def __call__(self, x: Tensor) -> Tensor:
         layer = self.module
         inner = F.dropout(x, self.dropout) if self.dropout and layer.training else x

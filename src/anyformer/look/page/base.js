@@ -31,7 +31,8 @@ function unpack(text) {
   return bytes;
 }
 
-const shown = (text) => text.replace(/\n/g, "⏎").replace(/\t/g, "⇥") || "∅";
+const shown = (text) => text.replace(/\n/g, "⏎").replace(/\t/g, "⇥")
+  .replace(/^ +$|^ | $/g, (spaces) => "␣".repeat(spaces.length)) || "∅";
 const percent = (share) => share >= 0.1 ? `${(100 * share).toFixed(0)} %` : `${(100 * share).toFixed(1)} %`;
 const why = (line) => make("p", { className: "why" }, line);
 

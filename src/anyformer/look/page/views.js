@@ -14,7 +14,8 @@ function pickRow(map, row) { choose(map.of === "source" ? { place: row } : { pos
 
 function textView(element, words, name) {
   const spans = words.map((word, i) => {
-    const span = make("span", { role: "option", onclick: () => choose({ [name]: i }) }, shown(word));
+    const span = make("span", { role: "option", onclick: () => choose({ [name]: i }) },
+      word.trim() ? shown(word).replace(/^␣|␣$/g, " ") : shown(word));  // between words, a gap shows the space
     const sure = name === "position" && data.writes && i > 0 && likely(i - 1, word);
     if (name === "position" && data.ids) span.title = `position ${i}, token id ${data.ids[i]}`;
     if (sure) span.style.borderBottomColor = tint(sure);
@@ -101,7 +102,9 @@ function attentionView(view) {
   const detail = make("div", { id: "detail" });
   view.replaceChildren(make("div", { className: "columns" },
     make("div", {}, make("h2", {}, "every layer (down) and head (across)"), make("div", { className: "scroll" }, grid),
-      labels), make("div", {}, about, make("div", { className: "grid" }, large, line)), detail));
+      labels), make("div", {}, about, make("div", { className: "axes" },
+      make("span", { className: "across" }, "attended to (key) →"), make("span", { className: "down" }, "← attends (query)"),
+      make("div", { className: "grid" }, large, line))), detail));
   view.refresh = async () => {
     const map = data.maps[chosen.map], rows = map.queries * map.windows;
     Object.assign(frame.style, { left: `${chosen.head * CELL}px`, top: `${chosen.map * CELL}px`, width: `${CELL}px`,

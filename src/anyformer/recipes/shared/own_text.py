@@ -62,11 +62,13 @@ def from_table(
     encoding: str | None = None,
     jsonl: bool = False,
     separator: str | None = None,
+    labels: Sequence[str] = (),
     tell: Notify = lambda line: None,
 ) -> Run:
     """Return a run that trains a classifier on the rows of a CSV, TSV or JSON lines file, or a language model if there
     is no label. A row has any number of labels if the label column contains lists, or names with a `separator`. One row
-    in ten is held out. `tell` receives a line on how the file is read."""
+    in ten is held out. `labels` are used if the column contains any of them. `tell` receives a line on how the file is
+    read."""
     wanted = (*columns, *([label] if label else ()))
     source: Source = open_table(path, wanted, delimiter=delimiter, encoding=encoding, jsonl=jsonl)
     known, problem, lists = dict[str, None](), "it is empty", set[bool]()
@@ -76,7 +78,8 @@ def from_table(
         if row.example is not None:
             first = first or row.example
             known.update(dict.fromkeys(row.example))
-            lists.add(isinstance(row.example.get(label or ""), list))
+            if (value := row.example.get(label or "")) is not None:
+                lists.add(isinstance(value, list))
             if isinstance(source, CSV):  # the first line has all column names
                 break
     if first is None:
@@ -101,11 +104,13 @@ def from_table(
                 values.add(name)
     if not count:
         raise ValueError(f"{path}: no row can be used; {skipped_reasons(skipped)}")
-    labels = labels_of(path, label, values, skipped) if label is not None else ()
+    if not values.names & {*labels}:
+        labels = labels_of(path, label, values, skipped) if label is not None else ()
     tell(f"{path}: {count:,} rows; {describe_columns(source, named, labels)}")
     data = held_out(source, "label" if labels and single else None)
     if label is None:
         return text_run(data, name_of(path), size, model, "")
+    labels = tuple(labels)
     objective = Classify(labels=labels, pair=len(texts) > 1)
     if separator is not None:
         objective = MultiLabel(labels=labels, pair=len(texts) > 1, separator=separator)
