@@ -12,7 +12,7 @@ from typing import Any
 from anyformer.cli import Parser
 from anyformer.specs.messages import nearest, quote
 from anyformer_course import lesson
-from anyformer_course.examples import Example, Parameter, read_example
+from anyformer_course.examples import Example, Parameter, about, read_example
 from anyformer_course.shown import names, show
 
 UNSET: Any = object()  # an option that is not given
@@ -73,7 +73,7 @@ def print_list() -> None:
         if used:
             to.print(Text(f"{title}", style="bold"))
             for name in used:
-                to.print(Text.assemble("  ", (f"{name:{width}}", "cyan"), "  ", read_example(name).about))
+                to.print(Text.assemble("  ", (f"{name:{width}}", "cyan"), "  ", about(name)))
     to.print(Text("\n`anyformer show NAME --help` shows the options of an example."))
 
 

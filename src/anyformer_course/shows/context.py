@@ -25,6 +25,8 @@ def example(since: str = "2018", *, kind: str = "") -> Shown:
     rows = [[m.name, m.date, int(m.context or 0), position_limit(af.spec(m.zoo)) if m.zoo else None] for m in models]
     slope = linear_regression([m.time for m in models], [math.log2(m.context or 1) for m in models]).slope
     longest = max(models, key=lambda m: m.context or 0)
+    years = sorted({m.date[:4] for m in models})
+    best = [max((m for m in models if m.date[:4] == year), key=lambda m: m.context or 0) for year in years]
 
     def draw() -> Any:
         figure, axes = new(1, 1, 9, 5)
@@ -45,6 +47,8 @@ def example(since: str = "2018", *, kind: str = "") -> Shown:
     return Shown(
         f"{longest.name} has the longest context, {longest.context:,.0f} tokens; a line through {len(models)} models "
         f"grows by a factor of {2**slope:.2f} per year.",
-        [Table("context", ("model", "date", "tokens, published", "tokens, limit of our description"), rows)],
+        [Table("the longest of each year", ("year", "tokens, published", "model"),
+               [[m.date[:4], int(m.context or 0), m.name] for m in best]),
+         Table("context", ("model", "date", "tokens, published", "tokens, limit of our description"), rows)],
         draw,
     )  # fmt: skip

@@ -5,6 +5,7 @@ The numbers are computed from the description; no weights are allocated, so any 
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ import anyformer as af
 from anyformer.look import figures
 from anyformer.parts.op import Op
 from anyformer.specs.addresses import value_at
+from anyformer.specs.part import walk
+from anyformer.stacks.stack import Stack
 from anyformer_course.shown import Shown, Table
 
 ROLES = ("attention", "convolution or recurrence", "feed-forward", "embedding", "head", "norms and the rest")
@@ -58,6 +61,7 @@ def example(names: str = "gpt2 bert-base t5-small", *, length: int = 128, dtype:
         figure.legend(loc="outside upper center", ncols=len(ROLES), frameon=False, fontsize=8)
         return figure
 
+    shapes = [[name, *row] for name, count in counts.items() if (row := shape(count.spec))]
     best = max(totals, key=lambda row: row[1])
     largest = max(shares[best[0]], key=lambda role: shares[best[0]][role])
     return Shown(
@@ -71,9 +75,24 @@ def example(names: str = "gpt2 bert-base t5-small", *, length: int = 128, dtype:
                  "FLOPs of a training step", "bytes of the cache"),
                 totals,
             ),
+            *([Table("sizes", ("model", "layers", "width", "feed-forward width", "heads"), shapes)] if shapes else []),
         ],
         draw,
     )  # fmt: skip
+
+
+def shape(spec: Any) -> list[Any] | None:
+    """Return layers ("6 + 6" if there are two stacks), width, feed-forward width and heads; None without such layers."""
+    stacks = {name: part for name, part in spec.items() if name in ("encoder", "decoder")}
+    depths = [len(stack.order or range(stack.depth)) for stack in stacks.values() if isinstance(stack, Stack)]
+    attention, feedforward = (
+        next((part for path, part in walk(spec) if re.fullmatch(rf"(en|de)coder\.layers\.(\w+\.)?{step}\.op", path)), None)
+        for step in ("attention", "feedforward")
+    )
+    if not depths or attention is None:
+        return None
+    layers = " + ".join(map(str, depths)) if len(depths) > 1 else depths[0]
+    return [layers, spec.width, getattr(feedforward, "width", None), getattr(attention, "num_heads", None)]
 
 
 def by_role(count: Any) -> dict[str, int]:

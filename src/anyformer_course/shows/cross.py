@@ -16,6 +16,7 @@ from anyformer import families
 from anyformer.look.figures import heat_maps
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import number
+from anyformer_course.table import amount
 from anyformer_course.words import split
 
 
@@ -62,7 +63,7 @@ def example(
         return figure
 
     return Shown(
-        f"After {steps} steps {right} of {len(words)} written words are right, and for {places} of them the largest "
+        f"After {amount(steps, 'step')} {right} of {len(words)} written words are right, and for {places} of them the largest "
         f"weight is at the word that is copied.",
         [
             Table(

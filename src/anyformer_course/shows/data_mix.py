@@ -23,7 +23,7 @@ def example(tokens: float = 300e9) -> Shown:
         raise ValueError(f"tokens is {tokens:g}; it must be positive")
     size, weight = sum(each[0] for each in PUBLISHED.values()), sum(each[1] for each in PUBLISHED.values())
     rows: list[list[Any]] = [
-        [name, own, share, own / size, share * tokens, share * tokens / own, epochs * tokens / 300e9]
+        [name, own / 1e9, share, own / size, share * tokens / 1e9, share * tokens / own, epochs * tokens / 300e9]
         for name, (own, share, epochs) in PUBLISHED.items()
     ]
     most = max(rows, key=lambda row: abs(row[5] / row[6] - 1))
@@ -46,7 +46,7 @@ def example(tokens: float = 300e9) -> Shown:
         f"but {100 * rows[0][2]:.0f} % of what is read; the printed weights add up to {100 * weight:.0f} %, and "
         f"for {most[0]} {most[5]:.2f} epochs follow from them, not {most[6]:.2f}.",
         [Table(f"published figures, and what follows from them for {tokens / 1e9:g} billion tokens",
-               ("part", "tokens", "weight in the mix", "share of the data", "tokens read", "epochs, computed",
-                "epochs, published"), rows)],
+               ("part", "10^9 tokens", "weight", "share of data", "10^9 read",
+                "epochs, computed", "epochs, published"), rows)],
         draw,
     )  # fmt: skip

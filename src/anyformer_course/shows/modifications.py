@@ -17,16 +17,19 @@ NOISE = 0.005  # standard deviation of the baseline's early loss over seeds, pub
 def example(*names: str) -> Shown:
     """Compare the rows `names` with the baseline, or all rows if no name is given: `example("SwiGLU", "Fixup")`."""
     from anyformer_course.lab.narang_table import ROWS, count_row, row_named
+    from anyformer_course.lab.narang_tasks import FINE_TUNED
 
     base = ROWS[0]
     chosen = [base, *(row_named(name) for name in names if name != base.name)] if names else [*ROWS]
     chosen.sort(key=lambda row: row.final_loss)
     better = [row for row in chosen if row.final_loss < base.final_loss - 2 * NOISE]
     tables = [
-        Table("published: loss and speed", ("row", "final loss", "early loss", "SuperGLUE", "steps per second",
+        Table("published: loss and speed", ("row", "final loss", "early loss", "steps per second",
                                             "M parameters", "T operations"),
-              [[row.name, row.final_loss, row.early_loss, row.superglue, row.steps, row.parameters, row.operations]
-               for row in chosen])]  # fmt: skip
+              [[row.name, row.final_loss, row.early_loss, row.steps, row.parameters, row.operations]
+               for row in chosen]),
+        Table("published: scores after fine-tuning", ("row", "SuperGLUE", "XSum", "WebQ", "WMT EnDe"),
+              [[row.name, row.superglue, *FINE_TUNED[row.name]] for row in chosen])]  # fmt: skip
     if names:
         counted = []
         for row in chosen:

@@ -21,10 +21,11 @@ def example(
     small = train("gpt", corpus, context=context)
     ids = [1, *small.ids(text)]  # <start>
     with torch.no_grad():
-        after = small.model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)  # (T, V)
+        logits = small.model(input_ids=torch.tensor([ids])).logits[0]  # (T, V)
+    after = logits.log_softmax(-1)
     real = [float(scores[i]) for scores, i in zip(after, ids[1:], strict=False)]
-    best = after[-1].exp().topk(min(top, len(small.tokens)))
-    words = [(small.tokens[i], p) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
+    best = logits[-1].topk(max(1, min(top, len(small.tokens)))).indices.tolist()
+    words = [(small.tokens[i], float(after[-1, i].exp())) for i in best]
     rows = [
         [small.tokens[i], small.tokens[int(scores.argmax())], float(scores.exp()[i]), float(scores[i])]
         for scores, i in zip(after, ids[1:], strict=False)
@@ -33,8 +34,10 @@ def example(
         f"after {text!r}: {words[0][0]!r} with probability {words[0][1]:.2f}; "
         f"the log-likelihood of the text is {sum(real):.2f}",
         [
-            Table("next word", ("word", "probability"), words),
+            Table("next word", ("word", "score", "probability"), [
+                [word, float(logits[-1, i]), p] for i, (word, p) in zip(best, words, strict=True)
+            ]),
             Table("each word, given the words before it", ("word", "most likely", "probability", "log"), rows),
         ],
         lambda: bars(words, f"after '{text}'"),
-    )
+    )  # fmt: skip

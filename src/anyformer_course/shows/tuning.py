@@ -19,6 +19,7 @@ from anyformer_course.table import amount
 
 SPAM = [f"win a free {thing} {when} ." for thing in ("prize", "phone", "holiday") for when in ("now", "today")]
 STAGES = {"bert": "masked words", "gpt": "the next word"}
+EVERYTHING, CLASSIFIER = "all weights", "only the classifier"
 ENDS = {"bert": 2, "gpt": 3}  # [SEP] and <extract>
 MAIL = [f"the {what} is {when} ." for what in ("meeting", "lunch", "class") for when in ("at noon", "on monday")]
 
@@ -28,39 +29,34 @@ def example(
     labelled: int = 2, steps: int = 25, lr: float = 1e-3,
 ) -> Shown:  # fmt: skip
     """Learn from `labelled` mails of each kind, test on the others. With `frozen`, only the classifier is trained."""
+    if not 1 <= steps <= 200:
+        raise ValueError(f"steps is {steps}; it must be from 1 to 200")
     if not 1 <= labelled <= 5:
         raise ValueError(f"labelled is {labelled}; 1 to 5 of the 6 mails of each kind can be used")
     small = train(model)
-    tuned = copy.deepcopy(small.model)
-    with torch.random.fork_rng(devices=()):
-        head = torch.nn.Linear(tuned.spec.width, 2)
-    with torch.no_grad():
-        head.weight.copy_(torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(0)) * 0.02)
-        head.bias.zero_()
-    start = {name: value.detach().clone() for name, value in tuned.named_parameters()}
     ids, _ = pad([[1, *small.ids(line), ENDS[model]] for line in SPAM + MAIL])
     labels = torch.tensor([0] * len(SPAM) + [1] * len(MAIL))
     used = torch.tensor([i % len(SPAM) < labelled for i in range(len(labels))])
-    optimizer = torch.optim.AdamW([*head.parameters(), *(() if frozen else tuned.parameters())], lr, weight_decay=0.0)
-    losses = []
-    for _ in range(steps):
-        loss = F.cross_entropy(head(read_state(tuned, ids[used])), labels[used])
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    ways = {
+        way: tune(small, ids[used], labels[used], frozen=way == CLASSIFIER, steps=steps, lr=lr)
+        for way in (EVERYTHING, CLASSIFIER)
+    }
+    tuned, head, losses = ways[CLASSIFIER if frozen else EVERYTHING]
+    shares = {way: correct(model, head, ids, labels)[~used].mean() for way, (model, head, _) in ways.items()}
+    right = correct(tuned, head, ids, labels)
     with torch.no_grad():
-        right = (head(read_state(tuned, ids)).argmax(-1) == labels).float()
         mine = torch.tensor([[1, *small.ids(text), ENDS[model]]])
         chance = float(head(read_state(tuned, mine)).softmax(-1)[0, 0])
     stack = "encoder" if model == "bert" else "decoder"
     groups = {"embedding": "embedding.", "layer 1": f"{stack}.layers.0.", "layer 2": f"{stack}.layers.1."}
-    moved = [[group, *movement(tuned, start, prefix)] for group, prefix in groups.items()]
+    moved = [[group, *movement(tuned, small.model, prefix)] for group, prefix in groups.items()]
     moved.append(["new classifier", sum(p.numel() for p in head.parameters()), None])
 
     def draw() -> Any:
         figure, axes = new(2, 1, 8, 3)
-        axes[0, 0].plot(losses)
+        for way, (_, _, values) in ways.items():
+            axes[0, 0].plot(values, label=way)
+        axes[0, 0].legend(fontsize=8)
         axes[0, 0].set_title("loss by step", fontsize=9)
         axes[0, 1].bar([row[0] for row in moved[:-1]], [100 * row[2] for row in moved[:-1]])
         axes[0, 1].set_title("how far the pretrained weights moved, in %", fontsize=9)
@@ -77,6 +73,9 @@ def example(
             ]),
             Table("results", ("mails", "number", "right"), [
                 ["labelled", int(used.sum()), seen], ["others", int((~used).sum()), unseen]
+            ]),
+            Table("what is trained", ("trained", "loss", "other mails right"), [
+                [way, ways[way][2][-1], float(share)] for way, share in shares.items()
             ]),
             Table("relative change of the weights", ("part", "parameters", "change"), moved),
             Table("loss", ("step", "loss"), [[i, losses[i]] for i in sorted({0, steps // 2, steps - 1})]),
@@ -95,12 +94,39 @@ def pretraining_loss(small: SmallModel, kind: str) -> float:
         return float(masked_word_loss(small.model, ids, torch.Generator().manual_seed(0)))
 
 
-def movement(model: Any, start: dict[str, torch.Tensor], prefix: str) -> tuple[int, float]:
+def movement(model: Any, pretrained: Any, prefix: str) -> tuple[int, float]:
     """Return the number of weights under `prefix`, and the length of their change over their length."""
-    names = [name for name in start if name.startswith(prefix)]
-    change = sum(float((model.get_parameter(n).detach() - start[n]).square().sum()) for n in names)
-    length = sum(float(start[n].square().sum()) for n in names)
-    return sum(start[n].numel() for n in names), (change / length) ** 0.5
+    start = {name: value.detach() for name, value in pretrained.named_parameters() if name.startswith(prefix)}
+    change = sum(float((model.get_parameter(name).detach() - value).square().sum()) for name, value in start.items())
+    length = sum(float(value.square().sum()) for value in start.values())
+    return sum(value.numel() for value in start.values()), (change / length) ** 0.5
+
+
+def tune(
+    small: SmallModel, ids: torch.Tensor, labels: torch.Tensor, *, frozen: bool, steps: int, lr: float
+) -> tuple[Any, torch.nn.Linear, list[float]]:
+    """Train a classifier, and unless `frozen` a copy of the model; return both and the losses."""
+    tuned = copy.deepcopy(small.model)
+    with torch.random.fork_rng(devices=()):
+        head = torch.nn.Linear(tuned.spec.width, 2)
+    with torch.no_grad():
+        head.weight.copy_(torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(0)) * 0.02)
+        head.bias.zero_()
+    optimizer = torch.optim.AdamW([*head.parameters(), *(() if frozen else tuned.parameters())], lr, weight_decay=0.0)
+    losses = []
+    for _ in range(steps):
+        loss = F.cross_entropy(head(read_state(tuned, ids)), labels)
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return tuned, head, losses
+
+
+def correct(model: Any, head: torch.nn.Linear, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return 1 for each text (B) that gets its label, 0 for the others."""
+    with torch.no_grad():
+        return (head(read_state(model, ids)).argmax(-1) == labels).float()
 
 
 def read_state(model: Any, ids: torch.Tensor) -> torch.Tensor:
