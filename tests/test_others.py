@@ -45,13 +45,18 @@ def test_an_output_is_a_dict_and_a_tree() -> None:
         out["attentions"]
 
 
+@torch.no_grad()
 def test_torch_export() -> None:
-    model = gpt2().eval()
-    program = torch.export.export(model, (), {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)})
-    other = IDS.flip(1)
-    with torch.no_grad():
-        found, wanted = program.module()(input_ids=other, attention_mask=torch.ones_like(IDS)), model(input_ids=other)
-    assert isinstance(found, Output) and torch.allclose(found.logits, wanted.logits, atol=1e-6)
+    """For any number of texts and tokens, without a cache in the output."""
+    model, mask = gpt2().eval(), torch.ones_like(IDS)
+    free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    inputs = {"input_ids": IDS, "attention_mask": mask}
+    program = torch.export.export(model, (), inputs, dynamic_shapes={name: free for name in inputs})
+    other = {"input_ids": IDS.flip(1).repeat(2, 1)[:3, :9], "attention_mask": mask.repeat(2, 1)[:3, :9]}
+    other["attention_mask"] = other["attention_mask"].tril(6)  # pads after the first text
+    found, wanted = program.module()(**other), model(**other)
+    assert isinstance(found, Output) and [*found] == ["logits"]
+    assert torch.allclose(found.logits, wanted.logits, atol=1e-6)
 
 
 @pytest.fixture

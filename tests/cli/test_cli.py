@@ -424,6 +424,22 @@ def test_convert_to_another_dtype(run, published: Path, tmp_path: Path) -> None:
     one_line(run("convert", published, tmp_path / "other", "--dtype", "bfloat"), "did you mean 'bfloat16'?")
 
 
+def test_convert_quantizes(run, published: Path, tmp_path: Path) -> None:
+    """The folder holds rounded weights and opens as such; `--format hf` of it writes floats again."""
+    size = sum(parameter.numel() for parameter in af.load(published).parameters())
+    code, out, _ = run("convert", published, tmp_path / "small", "--quantize", "int8")
+    assert code == 0 and f" {size:,} parameters, float32, linear layers in int8" in out
+    stored, ids = tensors(tmp_path / "small"), torch.tensor([[1, 2, 3]])
+    assert stored["decoder.layers.0.attention.op.q.weight"].dtype == torch.int8
+    with torch.no_grad():
+        wanted = af.transforms.quantize.quantize(af.load(published))(input_ids=ids).logits
+        assert torch.equal(af.load(tmp_path / "small")(input_ids=ids).logits, wanted)
+    assert run("convert", tmp_path / "small", tmp_path / "hf", "--format", "hf")[0] == 0
+    assert all(tensor.is_floating_point() for tensor in tensors(tmp_path / "hf").values())
+    one_line(run("convert", published, tmp_path / "x", "--quantize", "int9"), "did you mean 'int8'?")
+    one_line(run("convert", published, tmp_path / "x", "--quantize", "int8", "--format", "hf"), "leave out --format")
+
+
 @pytest.mark.parametrize(("size", "said", "read"), [
     (20, {"bos_token_id": 5, "eos_token_id": 7}, (5, 7)),
     (20, {}, (None, None)),  # GPT-2's own, 50256, would be outside

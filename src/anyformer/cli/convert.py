@@ -1,6 +1,7 @@
 """Write a model to another folder, in our layout (spec.json) or Hugging Face's (config.json), in any dtype. An adapter
 (PEFT's layout) is merged into its base model; --format peft writes only the adapter. --unpickle reads an old
-pytorch_model.bin in a restricted process.
+pytorch_model.bin in a restricted process. --quantize rounds the weights of linear layers to 8 or 4 bits, for inference;
+only our layout stores them.
 
 DST must be new or empty. If anything fails, nothing is written. With --overwrite DST may hold a model, which is
 replaced; other files are kept."""
@@ -17,6 +18,7 @@ from pathlib import Path
 from anyformer.cli.settings import MODEL
 
 FORMATS = ("anyformer", "hf", "peft")
+BITS = ("int8", "fp8", "int4")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--format", metavar="NAME", default="anyformer", help="anyformer, hf or peft (default: anyformer)")
     add("--base", metavar="MODEL", help="base model of an adapter, if it is not the one the adapter names")
     add("--dtype", metavar="NAME", default="auto", help="float32, bfloat16, float16, or auto: as stored")
+    add("--quantize", metavar="NAME", help=f"round the weights: {', '.join(BITS)} (only our layout)")
     add("--architecture", metavar="CLASS", help="the published class, such as BertForMaskedLM")
     add(
         "--unpickle",
@@ -41,6 +44,10 @@ def run(options: argparse.Namespace) -> None:
 
     if options.format not in FORMATS:
         raise ValueError(f"no format {options.format!r}; {nearest(options.format, FORMATS)}")
+    if options.quantize is not None and options.quantize not in BITS:
+        raise ValueError(f"no quantized format {options.quantize!r}; {nearest(options.quantize, BITS)}")
+    if options.quantize is not None and options.format != "anyformer":
+        raise ValueError("--quantize: only our layout stores quantized weights; leave out --format")
     target = Path(options.target).expanduser().absolute()
     if target.exists() and not target.is_dir():
         raise ValueError(f"{options.target} is a file; DST is a folder to write")
@@ -54,6 +61,7 @@ def run(options: argparse.Namespace) -> None:
     with spinner(f"reading {options.source}") if local else contextlib.nullcontext():
         from anyformer.checkpoint import load, save
         from anyformer.transforms.lora import adapted_layers, merge
+        from anyformer.transforms.quantize import quantize
         from anyformer.weights import hub
         from anyformer.weights.pickled_weights import unpickle_folder
 
@@ -64,15 +72,19 @@ def run(options: argparse.Namespace) -> None:
             model = load(source, weights=weights, **asked)
             if options.format != "peft" and adapted_layers(model):
                 merge(model)
+            written = [each for each in model.parameters() if each.requires_grad or options.format != "peft"]
+            parameters = sum(each.numel() for each in written)  # quantized weights are buffers
+            if options.quantize is not None:
+                quantize(model, format=options.quantize)
     with (
         spinner(f"writing {options.target}"),
         contextlib.nullcontext(target) if filled else atomic_folder(target) as folder,
     ):
         save(model, folder, format=options.format, overwrite=options.overwrite)
     name, dtype = model.spec.architecture or type(model.spec).__name__, str(model.dtype).removeprefix("torch.")
-    written = [each for each in model.parameters() if each.requires_grad or options.format != "peft"]
     what = f"an adapter of {name}" if options.format == "peft" else name
-    print(f"{options.target}: {what}, {sum(each.numel() for each in written):,} parameters, {dtype}")
+    rounded = f", linear layers in {options.quantize}" if options.quantize else ""
+    print(f"{options.target}: {what}, {parameters:,} parameters, {dtype}{rounded}")
 
 
 @contextlib.contextmanager

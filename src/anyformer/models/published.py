@@ -112,9 +112,10 @@ def call_published(
     flags = [flag for flag in OUTPUTS if inputs.pop(flag, defaults.get(flag) or False) or flag in model.always]
     shown = OutputCollector(model.shows, flags, taps) if flags else None
     as_output = inputs.pop("return_dict", model.spec.source.get("return_dict", True))
-    # no cache while gradients are computed, unless the caller asks for one
+    # no cache in a training step or in torch.export, unless the caller asks for one
     use_cache = inputs.pop("use_cache", None)
-    caches = not torch.is_grad_enabled() and returns_cache(model, inputs) if use_cache is None else use_cache
+    cacheless = torch.is_grad_enabled() or torch.compiler.is_exporting()
+    caches = not cacheless and returns_cache(model, inputs) if use_cache is None else use_cache
     state = inputs.pop("past_key_values", None)
     if state is not None or use_cache:
         model.check_memory()

@@ -44,7 +44,7 @@ def check_given(inputs: Mapping[str, Any], kinds: Mapping[str, Kind]) -> None:
             continue
         if not isinstance(value, Tensor):
             raise ValueError(f"{name} must be a tensor, got a {type(value).__name__}; use torch.tensor(...)")
-        if value.dim() > 1 and not len(value):
+        if value.dim() > 1 and not value.shape[0]:  # len() would make the batch size a constant in torch.export
             raise ValueError(f"{name} has no rows: {tuple(value.shape)}")
         if kind == "integers" and value.dtype not in (torch.long, torch.int):
             raise ValueError(f"{name} must be integers (int64 or int32), got {value.dtype}")
