@@ -45,7 +45,7 @@ def parser_of(action: str) -> Parser:
     if action in ("show", "run"):
         parser.add_argument("name", metavar="NAME", help="an experiment, see `anyformer lab list`")
     if action == "run":
-        parser.add_argument("--budget", type=float, metavar="MINUTES", help="time limit (default: 2, on a GPU 4)")
+        parser.add_argument("--budget", type=float, metavar="MINUTES", help="time limit (default: 3, on a GPU 4)")
         parser.add_argument("--form", metavar="NAME", help="run this form, without a time limit")
         what = "text files to train on, for experiments with text"
         parser.add_argument("--data", metavar="PATH", help=what)
@@ -122,7 +122,10 @@ def run(options: argparse.Namespace) -> None:
         data=options.data,
         tell=tell,
     )
-    print(f"{outcome.name}, {form} form on {outcome.device}: {outcome.done} of {outcome.trials} trials done")
+    print(
+        f"{outcome.name}, {form} form on {outcome.device}: {outcome.done} of {outcome.trials} trials done, "
+        f"{outcome.cpu_seconds:.0f} s of CPU time"
+    )
     if outcome.verdict == "unfinished":
         print("the time limit is reached: the same command continues with the rest")
         return

@@ -2,7 +2,7 @@
 
 It has FORMS of growing cost; `trials(...)`, which takes a form's values; `work(values, place)`, which runs one trial
 and returns rows; `claim(rows)` and `plot(rows)`. The first line of its docstring is shown by `anyformer lab list`. The
-form "tiny" only shows that the experiment runs: it gets no verdict. If a training diverges, its only row has "failed",
+form "tiny" only shows that the experiment runs: it gets no verdict, nor does a form whose models learn too little. If a training diverges, its only row has "failed",
 and the claim is not checked unless the module sets DIVERGES."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from anyformer.lab.registry import experiment
 from anyformer.lab.trials import Place, Row, Trial, TrialGrid, Trials, Values, plain, write
 
 TINY = "tiny"  # the form that is too small to judge
-DEFAULT_BUDGET = {"cpu": 2.0, "cuda": 4.0}  # minutes
+DEFAULT_BUDGET = {"cpu": 3.0, "cuda": 4.0}  # minutes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +42,12 @@ class Form:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Whether a claim holds, and the figures behind it."""
+    """Whether a claim holds, and the figures behind it. If the models have not `learned` their task, as a control of
+    the experiment defines it, the form is too small to judge."""
 
     holds: bool
     figures: Mapping[str, Any]
+    learned: bool = True
 
 
 class Experiment(Protocol):
@@ -88,6 +90,7 @@ class Outcome:
     device: str
     machine: str
     seconds: float  # of this call
+    cpu_seconds: float  # of all finished trials
     folder: Path
 
 
@@ -127,7 +130,7 @@ def perform(
     elif done == total:
         judged = each.claim(rows)
         figures = dict(judged.figures)
-        holds = None if form == TINY else judged.holds
+        holds = judged.holds if judged.learned and form != TINY else None
         verdict = "too small to judge" if holds is None else "holds" if holds else "does not hold"
     outcome = Outcome(
         name=name,
@@ -142,6 +145,7 @@ def perform(
         device=place.type,
         machine=torch.cuda.get_device_name(place) if place.type == "cuda" else f"{os.cpu_count()} CPU cores",
         seconds=time.monotonic() - begin,
+        cpu_seconds=every.cpu_seconds,
         folder=folder,
     )
     content = {field: value for field, value in dataclasses.asdict(outcome).items() if field != "folder"}

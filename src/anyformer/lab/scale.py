@@ -17,7 +17,7 @@ from anyformer.checkpoint import spec
 from anyformer.counting import count
 from anyformer.data import Data, Held, PythonDocs, Source, TextFiles
 from anyformer.lab.experiment import Form
-from anyformer.lab.training import training_run
+from anyformer.lab.training import guessing_loss, training_run
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.models import Model
@@ -112,7 +112,7 @@ def trials(
 
 
 def work(values: Values, place: Place) -> list[Row]:
-    """Return the held-out loss at several steps. The learning rate decays along the whole run."""
+    """Return the held-out loss at several steps, and the loss of guessing. The learning rate decays along the whole run."""
     source: Source = PythonDocs(library=values["library"])
     if values["data"] is not None:
         source = TextFiles(path=values["data"], unit="paragraph")
@@ -129,8 +129,10 @@ def work(values: Values, place: Place) -> list[Row]:
         every=max(values["steps"] // values.get("evaluations", 6), 1),
         batches=24,
     )
-    lines = [line for line in read_metrics(place.train(run).folder) if "valid/loss" in line]
-    return [{"step": line["step"], "loss": line["valid/loss"]} for line in lines]
+    trainer = place.train(run)
+    guessing = guessing_loss(trainer)
+    lines = [line for line in read_metrics(trainer.folder) if "valid/loss" in line]
+    return [{"step": line["step"], "loss": line["valid/loss"], "guessing": guessing} for line in lines]
 
 
 def minutes(remaining: Sequence[Trial], kind: str, jobs: int) -> float:

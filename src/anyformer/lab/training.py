@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
+import torch
+
 from anyformer.data import Bytes, Data
+from anyformer.kernels.loss import IGNORED
 from anyformer.models import Model
-from anyformer.objectives.causal import NextToken
+from anyformer.objectives.causal import NextToken, next_tokens
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
+from anyformer.train.trainer import Trainer
+
+LEARNED = 0.9  # a model has learned if its loss is at most this share of the loss of guessing
 
 
 def training_run(
@@ -43,3 +50,14 @@ def training_run(
         keep=Keep(every=steps, last=1, best=False),
         **{**usual, **{name: value for name, value in fields.items() if value is not None}},
     )
+
+
+def guessing_loss(trainer: Trainer, batches: int = 16) -> float:
+    """Return the loss of guessing every answer by its frequency: the entropy of the labels of held-out batches."""
+    assert trainer.valid is not None
+    with trainer.valid() as loader:
+        read = [batch for ready in islice(loader, batches) for batch in ready.batches]
+    labels = torch.cat([batch.get("labels", next_tokens(batch)).flatten() for batch in read])
+    shares = labels[labels != IGNORED].bincount().double()
+    shares /= shares.sum()
+    return float(torch.special.entr(shares).sum())

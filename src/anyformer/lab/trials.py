@@ -37,6 +37,7 @@ from anyformer.weights.manifest import atomic_folder
 Values = dict[str, Any]  # JSON values
 Row = dict[str, Any]
 ERROR = "error.txt"  # in the folder of a failed trial
+CPU_SECONDS = "cpu_seconds.txt"  # in the folder of a finished trial
 RETRIES = 3  # restarts of a trial whose process was killed
 
 
@@ -136,7 +137,7 @@ Work = Callable[[Values, Place], list[Row]]  # a module-level function, so that 
 def run_trial(work: Work, values: Values, place: Place) -> None:
     """Run a trial and write its rows. If a training diverges, its row has "failed". Any other error is written to the
     trial's folder, and the other trials continue."""
-    threads = torch.get_num_threads()
+    threads, begin = torch.get_num_threads(), time.process_time()
     if not place.device.startswith("cuda"):
         torch.set_num_threads(1)
     (place.folder / ERROR).unlink(missing_ok=True)
@@ -149,6 +150,7 @@ def run_trial(work: Work, values: Values, place: Place) -> None:
         return
     finally:
         torch.set_num_threads(threads)
+    write(place.folder / CPU_SECONDS, f"{time.process_time() - begin:.2f}\n")
     write(place.folder / "rows.jsonl", "".join(line(row) for row in rows))
 
 
@@ -199,6 +201,12 @@ class Trials:
     @property
     def remaining(self) -> list[Trial]:
         return [trial for trial in self.trials if not self.is_done(trial)]
+
+    @property
+    def cpu_seconds(self) -> float:
+        """The CPU time of all finished trials."""
+        paths = [self.place(trial).folder / CPU_SECONDS for trial in self.trials if self.is_done(trial)]
+        return sum(float(path.read_text("utf-8")) for path in paths if path.is_file())
 
     def rows(self) -> list[Row]:
         """Return the rows of all finished trials: name, values and measurements."""

@@ -16,7 +16,7 @@ from typing import Any
 from filelock import FileLock
 
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.training import training_run
+from anyformer.lab.training import LEARNED, guessing_loss, training_run
 from anyformer.lab.trials import Place, Row, TrialGrid, Values, write
 from anyformer.look import figures
 from anyformer.objectives.masked import Masked
@@ -98,7 +98,9 @@ def work(values: Values, place: Place) -> list[Row]:
     seconds = step_seconds(values, place)[str(values["batch"])]
     steps = max(round(values["seconds"] / seconds), 1)
     trainer = place.train(masked_run(values, values["batch"], steps, place))
-    return [{"loss": trainer.scores["loss"], "steps": steps, "step seconds": seconds}]
+    return [
+        {"loss": trainer.scores["loss"], "steps": steps, "step seconds": seconds, "guessing": guessing_loss(trainer)}
+    ]
 
 
 def by_rate(rows: Sequence[Row], batch: int) -> dict[float, list[float]]:
@@ -124,7 +126,10 @@ def claim(rows: Sequence[Row]) -> Verdict:
     results |= {f"best rate, batch {batch}": rate for batch, rate in rates.items()}
     results |= {f"steps, batch {row['batch']}": row["steps"] for row in rows}
     results["smallest gain of a seed"] = min(a - b for a, b in zip(small, larger, strict=True))
-    return Verdict(results["smallest gain of a seed"] > 0 and rates[batches[-1]] > rates[batches[0]], results)
+    best = min(losses.values(), key=mean)
+    results["best size: largest loss / loss of guessing"] = worst = max(best) / min(row["guessing"] for row in rows)
+    holds = results["smallest gain of a seed"] > 0 and rates[batches[-1]] > rates[batches[0]]
+    return Verdict(holds, results, worst <= LEARNED)
 
 
 def plot(rows: Sequence[Row]) -> Any:

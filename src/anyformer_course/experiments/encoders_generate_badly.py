@@ -33,15 +33,15 @@ from anyformer_course.lab.runs import LANGUAGE, READER, READER_SIZE, each_loss, 
 
 CLAIM = (
     "with every seed, the judge's loss of the masked model's texts, in the better of its two ways of writing, is at "
-    "least 0.3 nats per byte above its loss of the GPT's texts, and fewer of their 4-grams occur in real text; filling "
-    "single masks, the masked model has a lower loss than the GPT has at the next byte"
+    "least 0.3 nats per byte above its loss of the GPT's texts, and fewer of their 4-grams occur in real text; judged if, "
+    "filling single masks, the masked model has a lower loss than the GPT has at the next byte"
 )
 FORMS = {
     "tiny": Form(
         0.2, 0.1,
         {"width": 16, "depth": 1, "steps": 2, "batch": 2, "prompt": 8, "new": 8, "number": 4, "text": "made-up"},
     ),
-    "small": Form(
+    "medium": Form(
         5, 1,
         {"width": 64, "depth": 2, "steps": 1000, "batch": 16, "prompt": 24, "new": 40, "number": 32, "text": "made-up",
          "seeds": 2},
@@ -191,7 +191,7 @@ def claim(rows: Sequence[Row]) -> Verdict:
     fewer = all(masked < gpt for masked, gpt in zip(most, known["gpt"], strict=True))
     controls = [(row["filled"], row["next byte"]) for row in rows if "filled" in row]
     return Verdict(
-        min(gaps) >= 0.3 and fewer and all(filled < following for filled, following in controls),
+        min(gaps) >= 0.3 and fewer,
         {
             **{f"judge's loss, {name}": mean(each) for name, each in losses.items()},
             **{f"4-grams of real text, {name}": mean(each) for name, each in known.items()},
@@ -199,6 +199,7 @@ def claim(rows: Sequence[Row]) -> Verdict:
             "loss of single masks, masked model": mean([filled for filled, _ in controls]),
             "loss of the next byte, GPT": mean([following for _, following in controls]),
         },
+        all(filled < following for filled, following in controls),
     )
 
 

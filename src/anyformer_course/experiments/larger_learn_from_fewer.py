@@ -17,6 +17,7 @@ import numpy as np
 from anyformer.lab import scale
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.scale import Point, fit_power
+from anyformer.lab.training import LEARNED
 from anyformer.lab.trials import Row, Trial
 from anyformer.look import figures
 from anyformer.planning.compute import chinchilla, kaplan
@@ -96,15 +97,18 @@ def needed(rows: Sequence[Row]) -> dict[float, list[float]]:
 def claim(rows: Sequence[Row]) -> Verdict:
     tokens, best = needed(rows), best_sizes(rows)
     fewer = all(a > b for small, large in pairwise(tokens.values()) for a, b in zip(small, large, strict=True))
+    smallest = next(iter(curves(rows).values()))
+    worst = max(curve[-1].L for curve in smallest.values()) / rows[0]["guessing"]
     grows = len(best) > 1 and best[-1].N > best[0].N
     results: dict[str, Any] = {f"tokens needed, {N:,.0f} parameters": mean(each) for N, each in tokens.items()}
     results |= {f"loss at the end, {N:,.0f} parameters": mean([curve[-1].L for curve in seeds.values()])
               for N, seeds in curves(rows).items()}  # fmt: skip
+    results["smallest size: largest loss / loss of guessing"] = worst
     if grows:
         results["exponent of N_opt(C)"] = -fit_power([p.C for p in best], [p.N for p in best]).a
         results["exponent of D_opt(C)"] = -fit_power([p.C for p in best], [p.D for p in best]).a
         results |= {f"best size at {point.C:.2g} FLOPs": point.N for point in (best[0], best[-1])}
-    return Verdict(fewer and grows, results)
+    return Verdict(fewer and grows, results, worst <= LEARNED)
 
 
 def plot(rows: Sequence[Row]) -> Any:

@@ -35,14 +35,14 @@ from anyformer_course.lab.runs import mean
 CLAIM = (
     "if English expresses everything, then with every seed the many-to-many model has more right words between other "
     "languages than the English-centric model has, directly or through English, and at most 2 points fewer in "
-    "directions with English; as a control, the English-centric model has learned: at least 80 % with English"
+    "directions with English; judged if the English-centric model has learned: at least 80 % with English"
 )
 FORMS = {
     "tiny": Form(
         0.2, 0.1,
         {"languages": 3, "concepts": 6, "pairs": 60, "width": 24, "depth": 1, "steps": 2, "batch": 4, "asked": 1},
     ),
-    "small": Form(
+    "medium": Form(
         6, 1,
         {"languages": 4, "concepts": 12, "pairs": 4000, "width": 48, "depth": 2, "steps": 1500, "batch": 32,
          "asked": 8, "seeds": 2},
@@ -166,7 +166,7 @@ def claim(rows: Sequence[Row]) -> Verdict:
     gap = min(a - c for a, c in zip(many, pivot, strict=True))
     learned = min(centric) >= 0.8
     return Verdict(
-        ahead and close and learned, {**figures, "many-to-many minus through English, smallest of all seeds": gap}
+        ahead and close, {**figures, "many-to-many minus through English, smallest of all seeds": gap}, learned
     )
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from anyformer.data import Data, Held, PythonDocs, Source, TextFiles
 from anyformer.lab.experiment import Form, Verdict
+from anyformer.lab.training import LEARNED, guessing_loss
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.objectives.span_corruption import SpanCorruption
@@ -111,6 +112,7 @@ def work(values: Values, place: Place) -> list[Row]:
         "early": evaluations[0]["valid/loss"],
         "final": evaluations[-1]["valid/loss"],
         "steps per second": times.per_second,
+        "guessing": guessing_loss(trainer),
     }
     row["parameters"] = sum(p.numel() for p in trainer.model.parameters())
     return [row if not values["tuning"] else {**row, **fine_tune(run, trainer.folder, values, place)}]
@@ -189,6 +191,7 @@ def claim(rows: Sequence[Row]) -> Verdict:
     speed, size = relative(rows, "steps per second"), relative(rows, "parameters")
     cheap = [name for name in better if size[name] <= 1.02 and speed[name] >= 0.98]
     _, ours, theirs = zip(*compare_losses(rows, "final"), strict=True)
+    worst = max(base) / losses(rows, "guessing")[VANILLA][0]
     results: dict[str, Any] = {
         "modifications": len(tried),
         "better than vanilla": len(better),
@@ -198,9 +201,10 @@ def claim(rows: Sequence[Row]) -> Verdict:
         **{f"steps per second / vanilla's, {name}": speed[name] for name in better},
         "rank correlation with the paper's final losses": correlation(ours, theirs),
         "failed": sum("failed" in row for row in rows),
+        "vanilla, largest loss / loss of guessing": worst,
         **task_figures(rows),
     }
-    return Verdict(len(better) < len(tried) / 2, results)
+    return Verdict(len(better) < len(tried) / 2, results, worst <= LEARNED)
 
 
 def task_figures(rows: Sequence[Row]) -> dict[str, float]:

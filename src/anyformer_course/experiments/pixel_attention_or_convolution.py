@@ -49,6 +49,7 @@ FORMS = {
         120, 3, {"width": 32, "depth": 3, "steps": 1500, "batch": 128, "images": 12000, "test": 2000, "seeds": 3}
     ),
 }  # fmt: skip
+LEARNED = 0.5  # share of the way from chance to 1 that the convolution's accuracy must have gone with every seed
 KINDS = ("convolution", "stand-alone attention", "local relation")
 FILE, GROUP, HALO = "fashion_mnist_12k_2k.npz", 4, 3  # GROUP: channels per head; HALO: pixels on each side
 trials = TrialGrid("{kind}-{seed}", kind=KINDS, seed="seeds", data=True)
@@ -143,6 +144,7 @@ def work(values: Values, place: Place) -> list[Row]:
             "seconds": 1 / times.per_second,
             "operations": count(spec).flops(1) / count(plain).flops(1),
             "parameters": count(spec).parameters,
+            "labels": len(objective.labels),
         }
     ]
 
@@ -169,6 +171,8 @@ def claim(rows: Sequence[Row]) -> Verdict:
     seconds = {kind: mean(each) for kind, each in by_kind(rows, "seconds").items()}
     gains = {kind: mean(accuracies[kind]) - mean(accuracies["convolution"]) for kind in KINDS[1:]}
     slower = {kind: seconds[kind] / seconds["convolution"] for kind in KINDS[1:]}
+    chance = 1 / rows[0]["labels"]
+    learned = min(accuracies["convolution"]) >= chance + LEARNED * (1 - chance)
     equal = all(abs(each - 1) <= 0.1 for several in operations.values() for each in several)
     return Verdict(
         equal and max(gains.values()) <= 0.01 and min(slower.values()) >= 1.5,
@@ -178,7 +182,9 @@ def claim(rows: Sequence[Row]) -> Verdict:
             **{f"time of a step / convolution's, {kind}": ratio for kind, ratio in slower.items()},
             **{f"operations / convolution's, {kind}": mean(each) for kind, each in operations.items()},
             **{f"parameters, {kind}": mean(each) for kind, each in by_kind(rows, "parameters").items()},
+            "accuracy by chance": chance,
         },
+        learned,
     )
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from anyformer.counting import count
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.training import training_run
+from anyformer.lab.training import LEARNED, guessing_loss, training_run
 from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.look.trace import trace
@@ -109,6 +109,7 @@ def work(values: Values, place: Place) -> list[Row]:
     trainer = place.train(run)
     ids = held_out(trainer, ROWS, TIMES[-1] * length)
     with trainer.eval_mode():
+        rows.append({"guessing": guessing_loss(trainer)})
         for times in TIMES:
             # the same tokens are predicted, with longer and longer contexts
             loss = each_loss(trainer.model(input_ids=ids[:, -times * length :]).logits, ids[:, -times * length :])
@@ -226,6 +227,8 @@ def claim(rows: Sequence[Row]) -> Verdict:
     inside = {scheme for scheme in SCHEMES if scheme not in ADDED}
     has = {scheme: [name for name in LECTURE if row[name]] for scheme, row in properties.items()}
     asked = len(has["sinusoidal"]) == len(has["rope"]) == len(LECTURE) and len(has["learned"]) <= len(LECTURE) - 3
+    guessing = {row["trial"]: row["guessing"] for row in rows if "guessing" in row}
+    worst = max(row["loss"] / guessing[row["trial"]] for row in rows if row.get("times") == 1)
     longer = most <= 0.03 and min(least.values()) >= 0.1
     holds = asked and longer and not properties["learned"]["extends"] and set(relative) == inside
     return Verdict(
@@ -240,7 +243,9 @@ def claim(rows: Sequence[Row]) -> Verdict:
             },
             "relative": ", ".join(relative),
             **{f"properties of the lectures, {scheme}": ", ".join(each) or "none" for scheme, each in has.items()},
+            "largest loss / loss of guessing": worst,
         },
+        worst <= LEARNED,
     )
 
 

@@ -16,7 +16,7 @@ import torch
 
 from anyformer.counting import count
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.training import training_run
+from anyformer.lab.training import LEARNED, guessing_loss, training_run
 from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.models import Model, TransformerModule
@@ -83,7 +83,8 @@ def work(values: Values, place: Place) -> list[Row]:
     )
     trainer = place.train(run)
     with trainer.eval_mode():
-        return [{"loss": trainer.scores["loss"]}, *steps_between(trainer.model, held_out(trainer, 16, LENGTH))]
+        scores = {"loss": trainer.scores["loss"], "guessing": guessing_loss(trainer)}
+        return [scores, *steps_between(trainer.model, held_out(trainer, 16, LENGTH))]
 
 
 def steps_between(model: TransformerModule, ids: torch.Tensor) -> list[Row]:
@@ -124,10 +125,12 @@ def claim(rows: Sequence[Row]) -> Verdict:
     rough = {kind: [roughness(each) for each in by_layer(rows, kind, "distance")] for kind in KINDS}
     least = min(each[-1] / max(each) for each in by_layer(rows, "shared", "distance"))
     sizes = {row["kind"]: row["parameters"] for row in rows}
+    worst = max(losses["own", 0.0]) / min(row["guessing"] for row in rows if "guessing" in row)
     results: dict[str, Any] = {f"parameters, {kind}": size for kind, size in sizes.items()}
     results |= {f"loss, {kind}, dropout {dropout:g}": mean(each) for (kind, dropout), each in losses.items()}
     results |= {f"change of distances from layer to layer, {kind}": mean(each) for kind, each in rough.items()}
     results["shared: last distance / largest distance, lowest seed"] = least
+    results["own: largest loss / loss of guessing"] = worst
     parts = {
         "fewer than half of the parameters": sizes["shared"] < sizes["own"] / 2,
         "higher loss": all(a < b for a, b in zip(losses["own", 0.0], losses["shared", 0.0], strict=True)),
@@ -135,7 +138,8 @@ def claim(rows: Sequence[Row]) -> Verdict:
         "distances do not vanish": least > 0.05,
         "dropout costs": all(a < b for a, b in zip(losses["shared", 0.0], losses["shared", DROPOUT], strict=True)),
     }
-    return Verdict(all(parts.values()), {**results, **{f"holds: {name}": value for name, value in parts.items()}})
+    judged = {f"holds: {name}": value for name, value in parts.items()}
+    return Verdict(all(parts.values()), {**results, **judged}, worst <= LEARNED)
 
 
 def plot(rows: Sequence[Row]) -> Any:

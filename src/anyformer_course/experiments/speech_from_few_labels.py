@@ -41,6 +41,7 @@ FORMS = {
         300, 20, {"width": 192, "depth": 6, "steps": 5000, "tuning": 1500, "takes": 50, "one_in": [40, 10], "seeds": 3}
     ),
 }
+CHANCE = 0.1  # ten digits
 KINDS = ("pretrained", "scratch")
 trials = TrialGrid("seed-{seed}", seed="seeds")  # one recording in `one_in` has a label
 
@@ -118,6 +119,7 @@ def claim(rows: Sequence[Row]) -> Verdict:
             },
             "smallest gain of a seed": min(gains),
         },
+        max(mean(each) for each in right.values()) >= 2 * CHANCE,
     )
 
 
@@ -129,7 +131,7 @@ def plot(rows: Sequence[Row]) -> Any:
             right = shares(rows, kind, labels)
             axis.bar(x, mean(right), color="#cccccc")
             axis.plot([x] * len(right), right, "o", color="C0")
-        axis.axhline(0.1, color="#777777", linestyle=":")
+        axis.axhline(CHANCE, color="#777777", linestyle=":")
         axis.set_xticks(range(len(KINDS)), KINDS)
         axis.set(title=f"new recordings transcribed, {labels} labels", ylim=(0, 1.05))
         axis.grid(alpha=0.3)

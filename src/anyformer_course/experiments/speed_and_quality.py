@@ -80,7 +80,7 @@ FORMS = {
     "tiny": Form(0.3, 0.2, {
         "mixers": list(MIXERS), "width": 16, "steps": 2, "batch": 4, "size": 8, "letters": 4, "long": 64
     }),
-    "small": Form(4, 1.5, {
+    "medium": Form(4, 1.5, {
         "mixers": CHEAP, "width": 64, "steps": 500, "batch": 32, "size": 8, "letters": 8, "long": 2048, "seeds": 3
     }),
     "full": Form(600, 3, {

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from anyformer.counting import count
 from anyformer.lab.experiment import Form, Verdict
+from anyformer.lab.training import LEARNED, guessing_loss
 from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.look.maps import routing
@@ -94,6 +95,7 @@ def work(values: Values, place: Place) -> list[Row]:
     spec = switch_model(values["experts"], values["width"], values["depth"])
     source = place.texts("languages", lambda: language_texts(values["texts"], values["languages"]))
     trainer, rows = train_experts("switch", spec, hold_out(source), values, place)
+    rows.append({"guessing": guessing_loss(trainer)})
     if values["experts"] > 1:
         routed = routing(trace(trainer.model.train(), input_ids=held_out(trainer, 16, LENGTH)))  # train: with capacity
         rows += [{"layer": layer, **load(each.experts, values["experts"])} for layer, each in enumerate(routed)]
@@ -122,6 +124,7 @@ def claim(rows: Sequence[Row]) -> Verdict:
     gains = [before - after for before, after in zip(first, last, strict=True)]
     costs = {row["experts"]: row["flops"] for row in rows}
     dearer = max(costs.values()) / min(costs.values()) - 1
+    worst = max(first) / min(row["guessing"] for row in rows if "guessing" in row)
     falls = all(after < before for before, after in pairwise(means))
     return Verdict(
         falls and min(gains) > 0 and dearer < 0.05,
@@ -134,7 +137,9 @@ def claim(rows: Sequence[Row]) -> Verdict:
                 for what in ("busiest", "dropped")
                 for number in [*losses][1:]
             },
+            "largest loss / loss of guessing": worst,
         },
+        worst <= LEARNED,
     )
 
 

@@ -5,7 +5,7 @@ which each needs the result of the one before (counted by `counting/forward_cost
 takes that many steps. Recall is learned from palindromes (abcd|dcba), whose answers are 2, 4, 6, ... tokens after their
 letters: the accuracy of each answer after the same number of steps [the path between two tokens grows with their
 distance in a recurrent network: Vaswani et al. 2017, table 1]. The comparison is about distance only if the LSTM and
-the GRU are trained at all, so the claim needs them to solve the shortest distances, and the step at which each model
+the GRU are trained at all, so it is judged only if they solve the shortest distances, and the step at which each model
 does is reported. Operations are counted. The processor time of a pass is measured on one thread but not judged: without
 parallel execution an LSTM is as fast.
 """
@@ -33,8 +33,9 @@ from anyformer_course.lab.runs import mean, processor_seconds, writer
 
 CLAIM = (
     "the sequential depth of the Transformer does not grow with the text; for the LSTM and the GRU it grows with an "
-    "exponent of at least 0.9; with every seed all three recall at least 95 % at the two shortest distances, the "
-    "Transformer at least 95 % at the farthest quarter of distances, and the LSTM and the GRU at least 40 points less"
+    "exponent of at least 0.9; with every seed the Transformer recalls at least 95 % at the farthest quarter of "
+    "distances, and the LSTM and the GRU at least 40 points less; judged if all three recall at least 95 % at the two "
+    "shortest distances"
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {"width": 16, "steps": 2, "batch": 4, "size": 4, "letters": 4, "lengths": [8, 16]}),
@@ -148,7 +149,7 @@ def claim(rows: Sequence[Row]) -> Verdict:
     parallel = len(set(depths["transformer"])) == 1 and all(slopes[kind] >= 0.9 for kind in recurrent)
     gap = min(best - other for kind in recurrent for best, other in zip(far["transformer"], far[kind], strict=True))
     return Verdict(
-        parallel and solved and min(far["transformer"]) >= 0.95 and gap >= 0.4,
+        parallel and min(far["transformer"]) >= 0.95 and gap >= 0.4,
         {
             **{f"depth of the longest text, {kind}": each[-1] for kind, each in depths.items()},
             **{f"exponent of depth, {kind}": value for kind, value in slopes.items()},
@@ -160,6 +161,7 @@ def claim(rows: Sequence[Row]) -> Verdict:
             **{f"recall far, {kind}": ", ".join(f"{value:.3f}" for value in each) for kind, each in far.items()},
             "smallest gap with a seed": gap,
         },
+        solved,
     )
 
 

@@ -35,7 +35,7 @@ def store(folder: Path, why: str | None = None, commit: str | None = None) -> Pa
         "seeds": told["seeds"],
         "figure": f"{told['verdict'] if told['holds'] else '**does not hold**'}: {listed}",
         "figures": figures,
-        "time": f"{told['seconds']:.0f} s",
+        "time": f"{told['seconds']:.0f} s" if told["device"] == "cuda" else f"{told['cpu_seconds']:.0f} s of CPU time",
         "machine": told["machine"],
         "commit": commit,
     }
