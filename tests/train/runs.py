@@ -1,11 +1,12 @@
 """A small run on a few texts, for tests that start, kill and resume real trainings.
 
-As a program it waits for commands, "train TEXTS FOLDER PRECISION STEPS" or "save FOLDER FIRST LIMIT" a line, and does
-each in a process of its own that it forks: torch is imported once, and each can be killed.
+As a program it reads commands, one per line: "train TEXTS FOLDER PRECISION STEPS [LAST]" or "save FOLDER FIRST LIMIT".
+It forks a child for each: torch is imported once, and each child can be killed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import json
@@ -14,6 +15,8 @@ import resource
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +62,16 @@ def run_of(texts: Path, **changes: Any) -> Run:
     return Run(**{**base, **changes})
 
 
-def train(texts: Path, folder: Path, precision: str, steps: int = 24) -> None:
-    """Also writes the tokens of each step, when the step reads them."""
+def train(texts: Path, folder: Path, precision: str, steps: int, last: int | None = None) -> None:
+    """Train, and write a digest of the tokens of each step. After `last` steps, wait to be killed, so that a busy
+    machine cannot end the run before the test kills it."""
     run, begun = run_of(texts, precision=precision, steps=steps), (folder / "run.json").is_file()
     trainer = setup(run, folder, resume=begun, callbacks=[Metrics()])
     inner = trainer.launch
 
     def launch(ready: Any) -> Any:
+        while ready.step == last:
+            signal.pause()
         seen = hashlib.sha256(b"".join(batch["input_ids"].numpy().tobytes() for batch in ready.batches)).hexdigest()
         with (folder / "order.jsonl").open("a") as file:
             file.write(json.dumps([ready.step, seen]) + "\n")
@@ -100,7 +106,7 @@ def main() -> None:
         if child == 0:
             try:
                 if kind == "train":
-                    train(Path(words[0]), Path(words[1]), words[2], int(words[3]))
+                    train(Path(words[0]), Path(words[1]), words[2], *map(int, words[3:]))
                 else:
                     save(Path(words[0]), int(words[1]), int(words[2]))
             except BaseException as error:
@@ -112,7 +118,9 @@ def main() -> None:
 
 
 class Nursery:
-    """Starts that program from a test."""
+    """Starts that program from a test, and lets it run one child at a time."""
+
+    child = 0  # process id of the child that runs
 
     def __init__(self) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -126,19 +134,37 @@ class Nursery:
         return self.process.stdout.readline().strip()
 
     def start(self, *words: object) -> int:
-        """Start a process that runs this command."""
+        """Start a child that runs this command, and return its process id."""
         assert self.process.stdin is not None
+        self.end()
         print(*words, file=self.process.stdin, flush=True)
-        return int(self.read())
+        self.child = int(self.read())
+        return self.child
 
     def wait(self) -> int:
-        """Return its exit code; -9 if it was killed."""
-        return int(self.read())
+        """Return the exit code of the child; -9 if it was killed."""
+        code, self.child = int(self.read()), 0
+        return code
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds; fail if the child ends before. Only the test has a time limit: on a busy
+        machine the child may wait long for a processor."""
+        while not condition():
+            os.kill(self.child, 0)  # ProcessLookupError: the child has ended; its error is on stderr
+            time.sleep(0.01)
+
+    def end(self) -> None:
+        """Kill a child that a failed test did not wait for."""
+        if self.child:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.child, signal.SIGKILL)
+            self.wait()
 
     def close(self) -> None:
         assert self.process.stdin is not None
+        self.end()
         self.process.stdin.close()
-        self.process.wait(timeout=30)
+        self.process.wait()
 
 
 if __name__ == "__main__":

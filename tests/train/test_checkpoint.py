@@ -183,8 +183,8 @@ def test_t3_killed_while_saving(tmp_path: Path, nursery: runs.Nursery) -> None:
     draw, first, halves = random.Random(0), 1, 0
     for _ in range(8):
         child = nursery.start("save", tmp_path, first, 0)
-        while max(manifest.steps(tmp_path), default=0) < first:  # a slow test may miss `first`: only two are kept
-            time.sleep(0.01)
+        # a slow test may miss `first`: only two are kept
+        nursery.wait_until(lambda least=first: max(manifest.steps(tmp_path), default=0) >= least)
         time.sleep(draw.uniform(0.02, 0.2))
         os.kill(child, signal.SIGKILL)
         assert nursery.wait() == -signal.SIGKILL

@@ -47,11 +47,8 @@ def steps_done(folder: Path) -> int:
 
 def killed_at(nursery: runs.Nursery, texts: Path, folder: Path, precision: str, step: int, delay: float) -> None:
     """Start or resume a run, and kill it (kill -9) after this step was logged."""
-    child = nursery.start("train", texts, folder, precision, 24)
-    limit = time.monotonic() + 120
-    while steps_done(folder) < step:
-        assert time.monotonic() < limit, "it does not get there"
-        time.sleep(0.01)
+    child = nursery.start("train", texts, folder, precision, 24, 23)
+    nursery.wait_until(lambda: steps_done(folder) >= step)
     time.sleep(delay)
     os.kill(child, signal.SIGKILL)
     assert nursery.wait() == -signal.SIGKILL, "it was done before it was killed: the test shows nothing"
@@ -127,8 +124,7 @@ def test_a_stop_is_a_checkpoint(tmp_path: Path, nursery: runs.Nursery) -> None:
     """SIGTERM, as sent before a machine is taken away: the step is finished and saved, and no step is repeated."""
     texts = runs.write_texts(tmp_path / "texts")
     child = nursery.start("train", texts, tmp_path / "run", "fp32", 4000)
-    while steps_done(tmp_path / "run") < 5:
-        time.sleep(0.01)
+    nursery.wait_until(lambda: steps_done(tmp_path / "run") >= 5)
     os.kill(child, signal.SIGTERM)
     assert nursery.wait() == 1  # KeyboardInterrupt
     done = steps_done(tmp_path / "run")
@@ -216,8 +212,7 @@ def test_t4_prepared_records_that_were_changed_are_refused(begun: tuple[Path, Pa
 def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path, nursery: runs.Nursery) -> None:
     texts, folder = runs.write_texts(tmp_path / "texts"), tmp_path / "run"
     child = nursery.start("train", texts, folder, "fp32", 4000)
-    while steps_done(folder) < 1:
-        time.sleep(0.01)
+    nursery.wait_until(lambda: steps_done(folder) >= 1)
     kept = (folder / "run.json").read_bytes()
     try:
         with pytest.raises(ValueError, match=f"run is in use: process {child} on .* trains there"):
