@@ -154,7 +154,7 @@ def test_t5_starts_as_published() -> None:
 
 def test_labels_after_their_last_token() -> None:
     fsmt = pytest.importorskip("transformers.models.fsmt.modeling_fsmt")
-    model: Any = shared(next(case for case in PAIRS if case.id == "FSMTForConditionalGeneration"))
+    model = shared(next(case for case in PAIRS if case.id == "FSMTForConditionalGeneration"))
     pad = model.spec.padding_token
     labels = torch.tensor([[5, 6, 7, pad], [8, 9, pad, pad]])
     expected = fsmt.shift_tokens_right(labels, pad)
