@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from anyformer.inputs.tokenizer import Tokenizer
-from vocabularies import TEXTS, bert, camembert, deberta_v2, gpt2, pieces, t5, words, write, xlm_roberta, xlnet
+from vocabularies import T5, TEXTS, bert, camembert, deberta_v2, gpt2, pieces, t5, words, write, xlm_roberta, xlnet
 
 transformers = pytest.importorskip("transformers")
 
@@ -138,6 +138,22 @@ def test_old_files_are_read_as_transformers_does(tmp_path: Path, form: str) -> N
             assert ours.decode(ours.encode(text), skip_special_tokens=skip) == read, text
         kinds = ours.batch([text], ["The fox"], names=["token_type_ids"])["token_type_ids"]
         assert kinds[0].tolist() == expected["token_type_ids"], text
+
+
+@pytest.mark.parametrize("config", [{}, {"do_lower_case": False}], ids=["usual", "cased"])
+@pytest.mark.parametrize("named", [True, False], ids=["class", "model type"])
+def test_pieces_of_siglip(tmp_path: Path, config: dict[str, Any], named: bool) -> None:
+    """Texts that end with </s> are left out: transformers does not add a second one."""
+    pytest.importorskip("sentencepiece")
+    pytest.importorskip("google.protobuf", reason="transformers reads model files with it")
+    words = {"tokenizer_class": "SiglipTokenizer"} if named else {}
+    folder = pieces(tmp_path, "spiece.model", "unigram", {**words, **config}, **T5)
+    write(folder, "config.json", {"model_type": "siglip"})
+    theirs, ours = transformers.SiglipTokenizer.from_pretrained(folder), Tokenizer.load(folder)
+    assert ours.special == theirs.special_tokens_map
+    for text in [*TEXTS, "Hello, World! (a-b) [c] `d` {e~}", "THE FOX", "a </s> b", "a<unk> b <unk>", "</s>a"]:
+        assert ours.encode(text) == theirs.encode(text), text
+        assert ours.encode(text, "The fox") == theirs(text, "The fox")["input_ids"], text
 
 
 def test_null_is_the_usual_value(tmp_path: Path) -> None:

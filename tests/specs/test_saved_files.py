@@ -23,6 +23,7 @@ SAVED = Path(__file__).with_name("saved")
 CASES = {case.id: case for case in cases()}
 FEED, NORM = {"kind": "MLP", "width": 8}, {"kind": "RMSNorm"}
 TOKENS = {"kind": "Tokens", "vocab_size": 9}
+PAIR = encode(spec_of(CASES["BartModel"]))
 BLOCK = {"kind": "Block", "feed": {"kind": "Sublayer", "op": FEED}}
 EXPECTED = json.loads((SAVED / "expected.json").read_text())
 TOWER = {"kind": "Tower", "token": 9, "model": encode(spec_of(CASES["LlavaForConditionalGeneration"]).image.model)}
@@ -61,6 +62,7 @@ def test_a_description_is_what_it_was(path: Path) -> None:
      {"kind": "Stack", "layers": BLOCK, "depth": 2, "neck": {"kind": "OutputProjection", "width": 4},
       "shows": "stream"}),
     ({"kind": "KLPainter"}, {"kind": "KLDecoder"}),
+    ({**PAIR, "wrap": True}, {**PAIR, "kind": "LastTokenStartModel"}), ({**PAIR, "wrap": False}, PAIR),
     ({"kind": "PatchEmbedding", "image_size": [4, 4], "patch_size": [2, 2], "prefix": 2},
      {"kind": "PatchEmbedding", "image_size": [4, 4], "patch_size": [2, 2],
       "prefix": [{"kind": "PrefixTokens", "count": 2}]}),

@@ -8,8 +8,10 @@ from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, Entry
 from anyformer.families.shared.transformer import ALIASES, TOKENS, check_padding
 from anyformer.parts import (
-    HiddenTokenText, LMHead, Model, Sinusoidal, TextEmbedding, Tokens, VocabularyOutput, WithoutToken,
+    HiddenTokenText, LMHead, LastTokenStartModel, Model, Sinusoidal, TextEmbedding, Tokens, VocabularyOutput,
+    WithoutToken,
 )  # fmt: skip
+from anyformer.specs.addresses import edit
 
 OUT, STARTS = "~decoder.output_projection", "shifted labels start with their last token"
 EMBEDDING = TextEmbedding(
@@ -40,14 +42,15 @@ FSMT = BART.but(
     "fsmt",
     about="translation: fairseq's WMT19 models",
     tokenizer="FSMTTokenizer",
-    changes={
-        "embedding": EMBEDDING,
-        "decoder_embedding": EMBEDDING.as_kind(HiddenTokenText, hidden_token=1),
-        "*.layers.feedforward.op.activation": "relu",
-        "start_token": None,
-        "wrap": True,
-        "state_offered": "always",
-    },
+    template=edit(
+        BART.template,
+        {
+            "embedding": EMBEDDING,
+            "decoder_embedding": EMBEDDING.as_kind(HiddenTokenText, hidden_token=1),
+            "*.layers.feedforward.op.activation": "relu",
+            "state_offered": "always",
+        },
+    ).as_kind(LastTokenStartModel, start_token=None),
     classes={
         "FSMTForConditionalGeneration": Class(LMHead(vocab_size=42024, shift=False), OUT),
         "FSMTModel": Class(VocabularyOutput(vocab_size=42024), OUT, prefix=""),

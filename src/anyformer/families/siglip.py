@@ -64,6 +64,7 @@ SIGLIP = Family(
     classes=tower_classes(TEXT, IMAGE, "SiglipModel", "SiglipForImageClassification"),
     dropped=DROPPED,
     pictures="Siglip",
+    tokenizer="SiglipTokenizer",
     sizes={"siglip-base": Size({}, 203e6)},
 )
 

@@ -48,6 +48,7 @@ TEXT = CLIP_TEXT.but(
     "siglip_text_model",
     about="SigLIP's text encoder",
     template=TEMPLATE,
+    tokenizer="SiglipTokenizer",
     classes={
         "SiglipTextModel": Class(
             PooledOutput(pool=Pool(take=LastColumn(fill_token=1), dense=True, width=768)), prefix=""

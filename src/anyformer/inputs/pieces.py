@@ -96,6 +96,20 @@ def xlnet(folder: Path, kind: str, config: dict[str, Any], special: dict[str, st
     return add_ends(core, kind, config, special, greedy=("mask_token",))
 
 
+def siglip(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
+    """Read SigLIP, which removes punctuation and, by default, capitals before the file's normalization."""
+    core = sentencepiece.build(sentencepiece.read(folder / next(n for n in PIECES if (folder / n).is_file())))
+    steps = [normalizers.Lowercase()] if config.get("do_lower_case", True) else []
+    steps += [normalizers.Replace(Regex(r"[!-/:-@\[-`{-~]"), ""), *([core.normalizer] if core.normalizer else [])]
+    core.normalizer = normalizers.Sequence(
+        [*steps, normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip(left=False)]
+    )
+    core.pre_tokenizer = pre_tokenizers.Metaspace("▁", "first")
+    special = {**CLASSES[kind].special, **special}
+    core.add_special_tokens([tokenizers.AddedToken(token, lstrip=True, rstrip=True) for token in special.values()])
+    return add_ends(core, kind, config, special)
+
+
 def add_ends(
     core: tokenizers.Tokenizer, kind: str, config: dict[str, Any], special: dict[str, str], greedy: tuple[str, ...] = ()
 ) -> TokenizerFiles:

@@ -56,6 +56,7 @@ T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 GPT2 = {"bos_token": END, "eos_token": END, "unk_token": END}
 NEOX = {**GPT2, "pad_token": "<|padding|>"}
 CLIP = {"bos_token": "<|startoftext|>", "eos_token": END, "unk_token": END, "pad_token": END}
+SIGLIP = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "</s>"}
 ALBERT = {**DEBERTA, "unk_token": "<unk>", "pad_token": "<pad>"}
 BIG_BIRD = {**ALBERT, "bos_token": "<s>", "eos_token": "</s>"}
 QWEN = {"eos_token": END, "pad_token": END, "unk_token": END}
@@ -113,6 +114,7 @@ CLASSES: dict[str, ClassDefaults] = {
     "MarianTokenizer": ClassDefaults("marian", T5, ("A eos", "A B eos"), FIRST_LONGER),
     "M2M100Tokenizer": ClassDefaults("m2m", M2M, None, FIRST_LONGER),
     "DebertaV2Tokenizer": ClassDefaults("DeBERTa's pieces", DEBERTA, SEGMENTS, WITH_TYPES),
+    "SiglipTokenizer": ClassDefaults("SigLIP's pieces", SIGLIP, AFTER, FIRST_LONGER),
     "XLNetTokenizer": ClassDefaults("XLNet's pieces", FUNNEL, ("A sep cls:2", "A sep B:1 sep:1 cls:2"), LEFT),
 }
 

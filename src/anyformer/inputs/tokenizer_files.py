@@ -15,7 +15,7 @@ from tokenizers import processors
 
 from anyformer import families
 from anyformer.inputs.languages import NLLB, add_whisper_prompt, language_processor
-from anyformer.inputs.pieces import deberta, fairseq, m2m, marian, pieces, source_language, xlnet
+from anyformer.inputs.pieces import deberta, fairseq, m2m, marian, pieces, siglip, source_language, xlnet
 from anyformer.inputs.tokenizer_bounds import CheckedTokenizer, hidden_panics, load_json, without_panic
 from anyformer.inputs.tokenizer_defaults import NAMES, OTHERS, PIECES, ClassDefaults, class_defaults
 from anyformer.inputs.words import TokenizerFiles, byte_pairs, content, letters, single_bytes, word_pieces
@@ -103,12 +103,13 @@ MAKERS: dict[str, Make] = {
     "fairseq": fairseq,
     "DeBERTa's pieces": deberta,
     "XLNet's pieces": xlnet,
+    "SigLIP's pieces": siglip,
     "m2m": m2m,
     "marian": marian,
 }
 UNNAMED = ("byte pairs", "word pieces", "pieces")  # formats that can be read without a class name
 # formats whose file is a plain SentencePiece model; the class name is needed to read it
-OWN = ("fairseq", "DeBERTa's pieces", "XLNet's pieces")
+OWN = ("fairseq", "DeBERTa's pieces", "XLNet's pieces", "SigLIP's pieces")
 
 
 def find(folder: Path, kind: str) -> tuple[str, Make]:

@@ -13,6 +13,7 @@ from anyformer.models.decoder_with_towers import (
 )
 from anyformer.models.encoder_decoder import EncoderDecoderModel, EncoderDecoderModule
 from anyformer.models.hidden_spans import HiddenSpansModel, HiddenSpansModelModule
+from anyformer.models.last_token_start import LastTokenStartModel
 from anyformer.models.model import Model, position_limit
 from anyformer.models.output import Output
 from anyformer.models.single_stack import DecoderModel, EncoderModel, OneStackModule
@@ -20,8 +21,7 @@ from anyformer.models.towers import ThreeTowerModel, ThreeTowerModule, TwoTowerM
 
 __all__ = [
     "AutoencoderModel", "AutoencoderModule", "Call", "DecoderModel", "EncoderDecoderModel", "EncoderDecoderModule",
-    "EncoderModel", "HiddenSpansModel", "HiddenSpansModelModule", "Model", "OneStackModule", "Output",
-    "ThreeTowerModel", "ThreeTowerModule", "Tower",
-    "TowerDecoderModel", "TowerDecoderModule", "TowerEncoderModel", "TowerInputModule", "TransformerModule",
-    "TwoTowerModel", "TwoTowerModule", "position_limit",
+    "EncoderModel", "HiddenSpansModel", "HiddenSpansModelModule", "LastTokenStartModel", "Model", "OneStackModule",
+    "Output", "ThreeTowerModel", "ThreeTowerModule", "Tower", "TowerDecoderModel", "TowerDecoderModule",
+    "TowerEncoderModel", "TowerInputModule", "TransformerModule", "TwoTowerModel", "TwoTowerModule", "position_limit",
 ]  # fmt: skip

@@ -37,8 +37,13 @@ class EncoderDecoderModel(Model):
     decoder: Stack
     start_token: int | None = None
     padding_token: int | None = None
-    wrap: bool = False  # the last token that is not padding is the first input, instead of start_token (fairseq)
     reads_source: bool = False  # without labels, the decoder reads the encoder's tokens, shifted (BART; T5 for spans)
+
+    @classmethod
+    def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Earlier versions had a field for LastTokenStartModel."""
+        kind = {"kind": "LastTokenStartModel"} if data.pop("wrap", False) else {}
+        return {**super().upgrade(data), **kind}
 
     def check(self) -> None:
         super().check()
@@ -148,16 +153,10 @@ class EncoderDecoderModule(TransformerModule, of=EncoderDecoderModel):
 
     def shift_right(self, labels: Tensor, documents: Tensor | None = None) -> Tensor:
         """Shift labels (B, T) right by one, with the start token first in each packed document."""
-        if (self.spec.start_token is None and not self.spec.wrap) or self.spec.padding_token is None:
+        if self.spec.start_token is None or self.spec.padding_token is None:
             raise ValueError(
                 "labels without decoder_input_ids need decoder_start_token_id and pad_token_id in the config"
             )
-        if self.spec.wrap:
-            if documents is not None:
-                raise ValueError("packed documents need decoder_input_ids: this model starts each with its last token")
-            labels = labels.masked_fill(labels == -100, self.spec.padding_token)
-            last = ((labels != self.spec.padding_token).sum(-1, keepdim=True) - 1).clamp(min=0)
-            return torch.cat((labels.gather(1, last), labels[:, :-1]), dim=1)
         moved = F.pad(labels[:, :-1], (1, 0), value=self.spec.start_token)
         if documents is not None:
             moved = moved.masked_fill(begins(documents), self.spec.start_token)

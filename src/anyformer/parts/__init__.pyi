@@ -18,6 +18,7 @@ from anyformer.models.autoencoder import AutoencoderModel as AutoencoderModel
 from anyformer.models.decoder_with_towers import Tower as Tower, TowerDecoderModel as TowerDecoderModel, TowerEncoderModel as TowerEncoderModel, TowerInputModel as TowerInputModel
 from anyformer.models.encoder_decoder import EncoderDecoderModel as EncoderDecoderModel
 from anyformer.models.hidden_spans import HiddenSpansModel as HiddenSpansModel
+from anyformer.models.last_token_start import LastTokenStartModel as LastTokenStartModel
 from anyformer.models.model import Model as Model
 from anyformer.models.single_stack import DecoderModel as DecoderModel, EncoderModel as EncoderModel
 from anyformer.models.towers import ThreeTowerModel as ThreeTowerModel, TowersModel as TowersModel, TwoTowerModel as TwoTowerModel
