@@ -11,6 +11,7 @@ import json
 import os
 import random
 import shutil
+import statistics
 import subprocess
 import sys
 import wave
@@ -183,3 +184,190 @@ def test_a_part_of_their_own(shell: Shell, tmp_path: Path) -> None:
     broken = (tmp_path / "moving_average.py").read_text().replace("rows.unpack(", "rows.unpack(x.nonsense + ")
     (tmp_path / "broken_average.py").write_text(broken)
     assert "broken_average.py" in shell("check", "broken_average.py", code=1).stdout
+
+
+# -- jobs of people who fine-tune models -------------------------------------------------------------------------------
+
+
+def test_rare_intents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """30 intents with 150 to 3 rows: class weights raise the macro F1 on a test file (docs/howto/csv.md)."""
+    monkeypatch.syspath_prepend(str(REPO / "benchmarks"))
+    import intents
+
+    found = intents.measure(tmp_path, ("without", "balanced"))
+    without, balanced = (statistics.mean(found[kind]) for kind in ("without", "balanced"))
+    assert balanced > without > 0.3, found
+
+
+def queries(count: int, seed: int) -> list[tuple[str, str]]:
+    """Schemas with a question, and the SQL that answers it. Tables, columns and values vary independently."""
+    tables = {"users": ("name", "age", "city"), "orders": ("total", "status", "day"), "films": ("title", "year", "genre")}
+    draw, rows = random.Random(seed), []
+    for _ in range(count):
+        table = draw.choice([*tables])
+        chosen, tested = draw.sample(tables[table], 2)
+        value, schema = draw.randrange(10, 60), f"{table}({', '.join(tables[table])})"
+        question, sql = draw.choice([
+            (f"the {chosen} of {table} with {tested} {value}", f"SELECT {chosen} FROM {table} WHERE {tested} = {value}"),
+            (f"how many {table} have {tested} above {value}", f"SELECT COUNT(*) FROM {table} WHERE {tested} > {value}"),
+            (f"the {value} {table} with the largest {chosen}", f"SELECT * FROM {table} ORDER BY {chosen} DESC LIMIT {value}"),
+            (f"all {table} by {chosen}", f"SELECT * FROM {table} ORDER BY {chosen}"),
+        ])  # fmt: skip
+        rows.append((f"{schema}: {question}", sql))
+    return rows
+
+
+def write_table(path: Path, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+def test_text_to_sql(shell: Shell, tmp_path: Path) -> None:
+    """Exact match on questions of which none is in the training file, greedily and with four beams."""
+    train = queries(900, 0)
+    test = [row for row in queries(200, 1) if row not in train][:60]
+    for name, rows in (("sql", train), ("new", test)):
+        write_table(tmp_path / f"{name}.csv", ("question", "sql"), rows)
+    shell("train", "--csv", "sql.csv", "--column", "question", "--target", "sql", "--test", "new.csv", "--device", "cpu")
+    scores = [json.loads(shell("eval", "runs/sql", "--json", "--num-beams", n).stdout) for n in (1, 4)]
+    assert [each["examples"] for each in scores] == [len(test)] * 2
+    assert all(each["exact_match"] > 60 for each in scores), scores
+    shell("eval", "runs/sql", "--report", "--save", "said.csv", "--num-beams", 4)
+    said = list(csv.DictReader((tmp_path / "said.csv").open(encoding="utf-8")))
+    right = sum(row["right"] == "True" for row in said)
+    assert 100 * right / len(said) == pytest.approx(scores[1]["exact_match"])
+    shell("convert", "runs/sql", "exported", "--format", "hf")
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "exported")
+    read = af.processor(tmp_path / "exported")
+    for row in said[:5]:
+        ids = theirs.generate(**read(row["source"]), num_beams=4, do_sample=False, max_new_tokens=64)[0]
+        assert read.decode(ids, skip_special_tokens=True).strip() == row["predicted"]
+
+
+CHATML = """{% for m in messages %}{% if loop.first and m.role != 'system' %}<|im_start|>system
+You are a helpful assistant<|im_end|>
+{% endif %}{{ '<|im_start|>' + m.role + '\\n' }}{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}
+{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""  # as Qwen2's, with marks
+
+
+def qwen(folder: Path) -> None:
+    """Write a small Qwen2 with a byte-level vocabulary and Qwen2's special tokens and template, by transformers."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    core = tokenizers.Tokenizer(tokenizers.models.BPE())
+    core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = tokenizers.decoders.ByteLevel()
+    letters, special = core.pre_tokenizer.alphabet(), ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=500, special_tokens=special, initial_alphabet=letters)
+    core.train_from_iterator([text for row in queries(300, 0) for text in row], trainer)
+    read = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>",
+        chat_template=CHATML.replace("{% generation %}", "").replace("{% endgeneration %}", ""),
+    )  # fmt: skip
+    read.save_pretrained(folder)
+    config = transformers.Qwen2Config(
+        vocab_size=len(read), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    transformers.set_seed(0)
+    transformers.Qwen2ForCausalLM(config).save_pretrained(folder)
+
+
+def test_prompts_and_answers(shell: Shell, tmp_path: Path) -> None:
+    """Tune a small Qwen2 with and without LoRA. The learnt tokens are those that transformers marks as the assistant's,
+    and those that follow the prompt; the exported models answer as ours."""
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    from anyformer.data import DataSplit
+
+    qwen(tmp_path / "qwen")
+    rows = queries(160, 0)
+    write_table(tmp_path / "sql.csv", ("question", "sql"), rows)
+    columns = ("--csv", "sql.csv", "--prompt", "question", "--answer", "sql", "--model", "qwen", "--device", "cpu")
+    few = ("--set", "steps=40", "--set", "evaluate.every=20", "--set", "keep.every=20", "--set", "optimizer.lr=3e-3")
+    shell("train", *columns, *few)
+    shell("train", *columns, *few, "--lora", "--out", "runs/lora")
+
+    oracle = transformers.AutoTokenizer.from_pretrained(tmp_path / "qwen")
+    wanted = {}
+    for question, sql in rows:
+        talk = [{"role": "user", "content": question}, {"role": "assistant", "content": sql}]
+        ids = oracle.apply_chat_template(talk, return_dict=True)["input_ids"]
+        prompt = oracle.apply_chat_template(talk[:1], add_generation_prompt=True, return_dict=True)["input_ids"]
+        end = ids.index(oracle.eos_token_id, len(prompt)) + 1
+        labels = [-100] * len(prompt) + ids[len(prompt) : end] + [-100] * (len(ids) - end)
+        marked = CHATML.replace("{% generation %}", "{% if m.role == 'assistant' %}{% generation %}").replace(
+            "{% endgeneration %}", "{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}"
+        )
+        masked = oracle.apply_chat_template(
+            talk, chat_template=marked, return_dict=True, return_assistant_tokens_mask=True
+        )
+        assert masked["input_ids"] == ids and oracle.decode(ids[len(prompt) : end]) == f"{sql}<|im_end|>"
+        assert labels == [i if own else -100 for i, own in zip(ids, masked["assistant_masks"], strict=True)]
+        wanted[tuple(ids)] = labels
+    (folder,) = (tmp_path / "runs" / "sql" / "data").glob("train-*")
+    split = DataSplit(folder)
+    assert len(split) == 144
+    for i in range(len(split)):
+        record = split[i]
+        assert record["labels"].tolist() == wanted[tuple(record["input_ids"].tolist())]
+
+    start = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "qwen")
+    for run in ("runs/sql", "runs/lora"):
+        logged = [json.loads(line) for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]
+        valid = [line["valid/loss"] for line in logged if "valid/loss" in line]
+        assert valid[-1] < valid[0] < 7, valid
+        shell("convert", run, f"exported-{run[5:]}", "--format", "hf")
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / f"exported-{run[5:]}")
+        moved = {name for name, value in theirs.state_dict().items() if not torch.equal(value, start.state_dict()[name])}
+        assert all(("_proj" in name) for name in moved) == (run == "runs/lora") and moved
+        read, ours = af.processor(tmp_path / run), af.load(tmp_path / run)
+        prompt = read.tokenizer.chat([{"role": "user", "content": rows[0][0]}])
+        ids = {"input_ids": torch.tensor([prompt]), "max_new_tokens": 24, "do_sample": False}
+        assert torch.equal(ours.generate(**ids), theirs.eval().generate(**ids)), "the exported model answers the same"
+    assert "exact_match" in shell("eval", "runs/lora", "--report").stdout
+
+
+def test_odd_images(shell: Shell, tmp_path: Path) -> None:
+    """Every kind of image is read as a person sees it (docs/howto/vision.md); only broken files are skipped."""
+    image, ops = pytest.importorskip("PIL.Image"), pytest.importorskip("PIL.ImageOps")
+    numpy = pytest.importorskip("numpy")
+    for name, shade in (("dark", 40), ("light", 210)):
+        (folder := tmp_path / "photos" / name).mkdir(parents=True)
+        draw = numpy.random.default_rng(shade)
+        for i in range(12):
+            pixels = (shade + draw.integers(-30, 30, (20, 30, 3))).astype("uint8")
+            image.fromarray(pixels).save(folder / f"{i}.png")
+        plain = image.fromarray(pixels)
+        for mode, file in (("L", "grey.png"), ("RGBA", "alpha.png"), ("P", "palette.png"), ("CMYK", "print.jpg"),
+                           ("1", "bits.png"), ("LA", "greyalpha.png")):  # fmt: skip
+            plain.convert(mode).save(folder / file)
+        exif = image.Exif()
+        exif[0x0112] = 6  # lies on its side
+        plain.save(folder / "turned.jpg", exif=exif)
+        plain.resize((1, 1)).save(folder / "one.png")
+        plain.save(folder / "film.gif", save_all=True, append_images=[plain.rotate(90)] * 2)
+        image.fromarray(pixels[..., 0].astype("uint16") * 257).save(folder / "deep.png")
+        (folder / "half.jpg").write_bytes((folder / "turned.jpg").read_bytes()[:400])
+        (folder / "empty.png").touch()
+    said = shell("train", "--images", "photos", "--set", "steps=60", "--device", "cpu")
+    skipped = next(line for line in said.stdout.splitlines() if line.startswith("skipped"))
+    assert skipped.startswith("skipped 4 of 48 rows"), skipped
+    assert "half.jpg" in skipped and "empty.png" in skipped
+    splits = list(csv.DictReader((tmp_path / "runs" / "photos" / "splits.csv").open(encoding="utf-8")))
+    assert sum(row["split"] == "skipped" for row in splits) == 4
+    odd = [f"photos/{name}/{file}" for name in ("dark", "light") for file in ("grey.png", "alpha.png", "palette.png",
+           "print.jpg", "turned.jpg", "one.png", "film.gif", "deep.png", "greyalpha.png")]  # fmt: skip
+    answers = shell("run", "classify-image", "runs/photos", *odd, "--json").stdout.splitlines()
+    found = {file: json.loads(answer)[0]["label"] for file, answer in zip(odd, answers, strict=True)}
+    assert found == {file: file.split("/")[1] for file in odd}
+    shell("convert", "runs/photos", "exported", "--format", "hf")
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.pipeline("image-classification", str(tmp_path / "exported"), device="cpu")
+    for file in odd[:5]:
+        (mine,) = shell("run", "classify-image", "runs/photos", file, "--json").stdout.splitlines()
+        seen = ops.exif_transpose(image.open(tmp_path / file))
+        best = theirs(seen.convert("RGB"))[0]
+        assert best["label"] == json.loads(mine)[0]["label"]
+        assert best["score"] == pytest.approx(json.loads(mine)[0]["score"], abs=2e-3), file

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import anyformer as af
 import vocabularies
-from anyformer import cli
+from anyformer import cli, families
 from anyformer.data import Conversations, JSONLines
 from anyformer.data.conversations import conversations_in
 from anyformer.inputs import chat
 from anyformer.inputs.tokenizer import Tokenizer
 from anyformer.objectives.dialogue import Dialogue
+from anyformer.objectives.objective import Predictor
 
 USER, ANSWER = {"role": "user", "content": "Who jumps?"}, {"role": "assistant", "content": "The fox."}
 FORMATS: dict[str, tuple[dict[str, Any], list[dict[str, str]]]] = {
@@ -26,6 +30,7 @@ FORMATS: dict[str, tuple[dict[str, Any], list[dict[str, str]]]] = {
         },
         [{"role": "system", "content": "Be brief."}, USER, ANSWER],
     ),
+    "sharegpt with other keys": ({"conversations": [USER, ANSWER]}, [USER, ANSWER]),
     "alpaca": (
         {"instruction": "Who jumps?", "input": "A fox and a dog.", "output": "The fox."},
         [{"role": "user", "content": "Who jumps?\n\nA fox and a dog."}, ANSWER],
@@ -43,7 +48,7 @@ def written(folder: Path, *rows: Any) -> JSONLines:
 def test_every_format_is_recognised(name: str, tmp_path: Path) -> None:
     row, messages = FORMATS[name]
     found = conversations_in(written(tmp_path, row), row)
-    assert found is not None and found.format == name
+    assert found is not None and found.format == name.partition(" ")[0]
     (only,) = found.rows(("messages",))
     assert only.example is not None and only.example["messages"] == messages
     assert conversations_in(found.source, {"text": "no conversation"}) is None
@@ -103,6 +108,56 @@ def test_the_last_answer_is_compared(tmp_path: Path) -> None:
     assert found.predicted == ["The fox."] * 2 and found.wanted == ["The fox.", "No."]
     assert asked[1] == chat.encode(Echo.tokenizer, talks[1]["messages"][:3], template=chat.PLAIN)
     assert objective.inputs_of(talks[1]) == {"prompt": "Who jumps?"}
+
+
+def test_an_answer_that_does_not_fit_is_not_compared(tmp_path: Path) -> None:
+    """The last answer that fits is compared, and no text is longer than the model's positions."""
+    tokenizer = Tokenizer.load(vocabularies.gpt2(tmp_path))
+    config = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 400, "n_positions": 64}
+    model = af.build(families.find("gpt2").read({**config, "architectures": ["GPT2LMHeadModel"]}), seed=0).eval()
+    long = {"role": "assistant", "content": "no " * 60}
+    talks = [{"messages": [USER, ANSWER, USER, long]}, {"messages": [{**USER, "content": "why " * 8}, ANSWER]}]
+    objective = Dialogue(length=64).ready(tokenizer)
+    found = objective.predict(Predictor(model, tokenizer, size=2), talks, [[], []])
+    assert found.wanted == ["The fox."] * 2 and all(found.predicted)
+
+
+def test_an_answer_without_a_question_before_it(tmp_path: Path) -> None:
+    """The role of a first message of the assistant is not learnt, only its text and end token."""
+    pytest.importorskip("jinja2")
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
+    vocabularies.whole(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
+    text, spans = chat.assistant_spans(tokenizer, [ANSWER, USER, ANSWER], template)
+    assert [text[slice(*span)] for span in spans] == ["The fox.</s>", "<assistant>The fox.</s>"]
+
+
+def test_other_files_of_conversations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files for validation and evaluation, with another delimiter. Empty answers and prompts that are too long are
+    counted; a model without a chat template is reported."""
+    torch.set_num_threads(1)
+    monkeypatch.chdir(tmp_path)
+    config = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 400, "n_positions": 48,
+              "architectures": ["GPT2LMHeadModel"]}  # fmt: skip
+    af.save(af.build(families.find("gpt2").read(config), seed=0), vocabularies.gpt2(tmp_path / "gpt"), format="hf")
+    rows = [f"who {i} jumps,the fox {i}" for i in range(6)]
+    (tmp_path / "x.csv").write_text("\n".join(["ask,say", *rows, "no answer,", f"{'too long ' * 40},yes"]) + "\n")
+    (tmp_path / "y.csv").write_text("say;ask\nthe dog, again;who, then?\n[1];list it\n")
+    few = ["--set", "steps=1", "--set", "evaluate.every=1", "--set", "keep.every=1", "--device", "cpu"]
+    columns = ["--csv", "x.csv", "--prompt", "ask", "--answer", "say", "--model", "gpt"]
+    assert cli.main(["train", *columns, "--valid", "y.csv", *few]) == 0, capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert "gpt has no chat template" in err and "skipped 2 of 10 rows" in out
+    assert "x.csv:8: column 'say' is empty" in out and "up to the first answer; the limit is 48" in out
+    assert "train 6 (" in out and "valid 2 (" in out
+    saved = ["--save", "saved.csv", "--report", "--device", "cpu"]
+    assert cli.main(["eval", "runs/x", "--csv", "y.csv", *saved]) == 0, capsys.readouterr().err
+    assert "2 mistakes:" in capsys.readouterr().out
+    assert [row["prompt"] for row in csv.DictReader(Path("saved.csv").open())] == ["who, then?", "list it"]
+    assert cli.main(["eval", "runs/x", "--csv", "y.csv", "--prompt", "ask", "--answer", "say"]) == 2
+    assert "--prompt, --answer: the columns are those of the run" in capsys.readouterr().err
 
 
 def test_flags_that_do_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

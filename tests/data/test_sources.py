@@ -359,6 +359,23 @@ def test_images_by_folder(tmp_path):
     assert small[0]["image"].shape == (2, 3, 1)
 
 
+def test_images_are_read_as_at_inference(tmp_path):
+    """Upright, and with the highest 8 of 16 bits: a grey ramp has the same pixels in every kind of file."""
+    Image = pytest.importorskip("PIL.Image")
+    ramp = np.add.outer(np.arange(8) * 9, np.arange(12) * 15).astype(np.uint8)
+    plain, folder, exif = Image.fromarray(ramp), tmp_path / "a", Image.Exif()
+    folder.mkdir()
+    exif[0x0112] = 6
+    plain.save(folder / "1.png")
+    Image.fromarray(ramp.astype(np.uint16) * 257).save(folder / "2.png")
+    plain.save(folder / "3.png", exif=exif)
+    plain.save(folder / "4.gif", save_all=True, append_images=[plain.rotate(90)])
+    read = [row["image"][..., 0] for row in good(ImageFolder(path=str(tmp_path)), "image")]
+    assert [image.tolist() for image in read] == [ramp.tolist(), ramp.tolist(), np.rot90(ramp, -1).tolist(), ramp.tolist()]
+    write(folder / "5.png", b"")
+    assert bad(ImageFolder(path=str(tmp_path)))[0] == (f"{folder}/5.png", "the file is empty")
+
+
 def test_sound_by_folder(tmp_path):
     soundfile = pytest.importorskip("soundfile")
     samples = (np.sin(np.arange(800) / 5) * 20000).astype("<i2")

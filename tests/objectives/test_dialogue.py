@@ -109,6 +109,7 @@ def test_what_is_too_long_is_cut_after_an_answer(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("messages, why", [
     ("hello", "must be a list of"), (["hello"], "must be a list of"), ([], "no message with role 'assistant'"),
     (TALK[:2], "no message with role 'assistant'"),
+    ([TALK[1], {"role": "assistant", "content": ""}], "a message of the assistant is empty"),
     ([{"content": "x"}, TALK[2]], "messages must be a non-empty list of"),
 ], ids=str)  # fmt: skip
 def test_bad_conversations_are_one_line(messages: Any, why: str, tokenizer: Tokenizer) -> None:

@@ -33,9 +33,11 @@ OTHER_WORDS = {
     "lr": "optimizer.lr", "learning_rate": "optimizer.lr", "weight_decay": "optimizer.weight_decay",
     "batch_size": "batch.examples", "warmup": "schedule.warmup", "warmup_steps": "schedule.warmup",
     "max_length": "batch.length", "max_steps": "steps", "dropout": "model.*.dropout", "fp16": "precision=fp16",
-    "bf16": "precision=bf16", "epochs": "steps: a run counts steps, and prints how many epochs they are",
-    "num_train_epochs": "steps: a run counts steps, and prints how many epochs they are",
+    "bf16": "precision=bf16", "epochs": "steps (a run counts steps, and prints how many epochs they are)",
+    "num_train_epochs": "steps (a run counts steps, and prints how many epochs they are)",
+    "gradient_accumulation_steps": "batch.micro", "per_device_train_batch_size": "batch.examples",
 }  # fmt: skip
+COMMON = ("gpt2", "llama", "bert", "t5")  # families whose words for sizes people know
 
 
 def change_run(run: Run, texts: Sequence[str]) -> Run:
@@ -48,9 +50,9 @@ def change_run(run: Run, texts: Sequence[str]) -> Run:
     for path, value in map(setting, texts):
         first = path.partition(".")[0]
         if first not in dict(run.items()):
-            path = f"model.{path}" if first in dict(run.model.items()) else path
-            if path == first:
-                raise ValueError(f"--set {path}: a run has no {path!r}; {meaning(run, path)}")
+            if first not in dict(run.model.items()):
+                raise ValueError(f"--set {path}: a run has no {first!r}; {meaning(run, path)}")
+            path = f"model.{path}"
         if isinstance(value, str) and "," in value:
             with contextlib.suppress(ValueError, AttributeError, LookupError):
                 value = tuple(value.split(",")) if isinstance(value_at(run, path), tuple) else value
@@ -62,15 +64,25 @@ def meaning(run: Run, word: str) -> str:
     """Return what a word of another library or of a published config is called here."""
     from anyformer import families
     from anyformer.families.base.fields import Entry
+    from anyformer.specs.addresses import value_at
     from anyformer.specs.messages import nearest
+    from anyformer.train.run import Pretrained, description_of
 
     if word in OTHER_WORDS:
         return f"did you mean {OTHER_WORDS[word]}?"
-    family = dict(run.model.items()).get("family")
-    entry = families.find(str(family)).fields.get(word) if family else None
-    if isinstance(entry, Entry) and entry.addresses:
-        return f"in {family} it is model.{entry.addresses[0]}"
-    return nearest(word, dict(run.items()))
+    model, first = description_of(run.model), word.partition(".")[0]
+    fixed = ""
+    if isinstance(run.model, Pretrained):
+        fixed = ", but the architecture of a checkpoint is fixed"
+        if first in dict(model.items()):
+            return f"the model has one{fixed}"
+    for family in filter(None, (model.family, *COMMON)):
+        entry = families.find(family).fields.get(word)
+        for address in entry.addresses if isinstance(entry, Entry) else ():
+            with contextlib.suppress(ValueError, AttributeError, LookupError):
+                value_at(model, address)
+                return f"in {family} it is model.{address}{fixed}"
+    return nearest(first, dict(run.items()) if word == first else (*dict(run.items()), *dict(model.items())))
 
 
 def default_file(name: str, mark: bytes) -> str:

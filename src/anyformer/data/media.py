@@ -12,7 +12,7 @@ import numpy as np
 from anyformer.data.episodes import are_consecutive, read_arrays
 from anyformer.data.source import Files, Row, Source
 from anyformer.inputs import recordings
-from anyformer.inputs.image import ENDINGS
+from anyformer.inputs.image import ENDINGS, eight_bits, open_picture
 from anyformer.inputs.optional_library import import_optional
 from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.messages import quote
@@ -42,7 +42,7 @@ class _UnreadableFile(Exception):
 
 
 class ImageFolder(Folder):
-    """{"image": (H, W, C) bytes, "label": class}, resized to `size` (H, W) if given; grey with `channels` 1."""
+    """{"image": (H, W, C) bytes, "label": class}, upright, resized to `size` (H, W) if given; grey with `channels` 1."""
 
     size: tuple[int, int] | None = None
     channels: int = 3
@@ -57,13 +57,12 @@ class ImageFolder(Folder):
     def read(self, file: Path) -> dict[str, Any]:
         Image = import_optional("PIL.Image", "data", "a folder of images")
         try:
-            with Image.open(file) as image:
-                image = image.convert("RGB" if self.channels == 3 else "L")
-                if self.size is not None:
-                    image = image.resize(self.size[::-1], Image.Resampling.BICUBIC)
-                pixels = np.asarray(image)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise _UnreadableFile(str(error)) from None
+            image = eight_bits(open_picture(file), self.channels)
+        except ValueError as error:
+            raise _UnreadableFile(str(error).removeprefix(f"{file}: ")) from None
+        if self.size is not None:
+            image = image.resize(self.size[::-1], Image.Resampling.BICUBIC)
+        pixels = np.asarray(image)
         return {"image": pixels.reshape(*pixels.shape[:2], self.channels)}
 
 

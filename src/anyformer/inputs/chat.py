@@ -142,7 +142,8 @@ def assistant_spans(
     for i, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        before, after = text(i, prompt=True) if i else "", text(i + 1)
+        after = text(i + 1)
+        before = text(i, prompt=True) if i else after.partition(str(message.get("content")).strip())[0]
         if not (whole.startswith(after) and after.startswith(before)):
             raise ValueError(
                 "the chat template formats a message differently if more messages follow, so the assistant's text "

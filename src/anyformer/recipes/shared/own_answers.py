@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from anyformer.data import Source
 from anyformer.data.conversations import Conversations
+from anyformer.inputs import chat
+from anyformer.inputs.tokenizer import Tokenizer
 from anyformer.models import position_limit
 from anyformer.objectives.dialogue import Dialogue
 from anyformer.recipes import dialogue
 from anyformer.recipes.shared.held_out import Notify, held_out, name_of, skipped_reasons
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run, description_of, model_of
+from anyformer.weights import hub
 
 EPOCHS, EXAMPLES = 3, 16
 
@@ -27,6 +32,8 @@ def answers_run(talks: Conversations, path: str, model: str | None, tell: Notify
     if not count:
         raise ValueError(f"{path}: no row can be used; {skipped_reasons(skipped)}")
     tell(f"{path}: {count:,} conversations, format {talks.format}")
+    if not has_template(given.path):
+        tell(f"{model} has no chat template: prompts begin with 'User: ', answers with 'Assistant: '")
     length = min(position_limit(described) or dialogue.LENGTH, dialogue.LENGTH)
     steps = min(max(EPOCHS * count // EXAMPLES, 30), 5000)
     every = max(steps // 4, 1)
@@ -42,6 +49,13 @@ def answers_run(talks: Conversations, path: str, model: str | None, tell: Notify
         evaluate=Evaluate(every=every, metrics=("perplexity",)),
         keep=Keep(every=every),
     )
+
+
+def has_template(model: str) -> bool:
+    """Whether a model has a chat template. True without a tokenizer, which is an error of its own."""
+    with contextlib.suppress(FileNotFoundError):
+        return bool(chat.templates(Tokenizer.load(hub.resolve(model))))
+    return True
 
 
 def count_rows(talks: Source) -> tuple[int, dict[str, int]]:
