@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import math
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +59,12 @@ def read_value(kind: str, text: str) -> Any:
         raise ValueError(f"{quote(text)} is not true or false")
     if kind in ("int", "float"):
         try:
-            return int(text) if kind == "int" else float(text)
+            value = int(text) if kind == "int" else float(text)
         except ValueError:
-            raise ValueError(f"{quote(text)} is not {'an integer' if kind == 'int' else 'a number'}") from None
+            value = math.nan
+        if not abs(value) <= sys.float_info.max:
+            raise ValueError(f"{quote(text)} is not {'an integer' if kind == 'int' else 'a number'}")
+        return value
     return text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -77,8 +78,11 @@ def save_picture(shown: Shown, path: str) -> None:
         raise ValueError(f"--picture {path}: the name must end in .svg, .png or .pdf")
     if target.suffix.lower() == ".svg":
         target.write_text(shown.svg(), encoding="utf-8")
-    else:
+        return
+    with warnings.catch_warnings(record=True) as caught:
         shown.draw().savefig(target, dpi=150, facecolor="white")
+    if caught:  # one for each character that the font lacks
+        warnings.warn(f"{path}: {caught[0].message}", stacklevel=2)
 
 
 # -- Markdown ---------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import io
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ class Shown:
         import matplotlib
 
         out = io.StringIO()
-        with matplotlib.rc_context({"svg.hashsalt": "anyformer", "svg.fonttype": "none"}):
+        with matplotlib.rc_context({"svg.hashsalt": "anyformer", "svg.fonttype": "none"}), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph")  # text stays text, in a font of the reader
             self.draw().savefig(out, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
         text = out.getvalue()
         return text[text.index("<svg") :]

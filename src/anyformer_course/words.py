@@ -20,6 +20,14 @@ def split(text: str, limit: int = LIMIT) -> list[str]:
     return words
 
 
+def read_number(text: str) -> float:
+    """Convert a word to a number from -1e6 to 1e6; larger numbers, "nan" and "inf" are mistakes."""
+    value = float(text)
+    if not abs(value) <= 1e6:
+        raise ValueError(f"{text!r} is not a number from -1e6 to 1e6")
+    return value
+
+
 def vectors(text: str, width: int, seed: int = 0) -> tuple[list[str], Tensor]:
     """Return the words (T) and their vectors (T, D). A word's vector depends on its letters and the seed only."""
     import torch

@@ -138,6 +138,28 @@ def test_mistakes_of_show(run: Run, arguments: str, message: str) -> None:
     assert code == 2 and message in err and err.count("\n") == 1
 
 
+def test_odd_texts(run: Run, tmp_path: Path) -> None:
+    """A message quotes the start of a long text; a picture of any script is written, with one warning at most."""
+    code, _, err = run("show", "activations", " ".join(f"w{i}" for i in range(300)))
+    assert code == 2 and err.count("\n") == 1 and len(err) < 200 and "characters)" in err
+    text = "我 喜欢 狗 🐶 [bold] $5_{"
+    for name, warnings in (("a.svg", 0), ("a.png", 1)):
+        code, out, err = run("show", "attention", text, "--picture", str(tmp_path / name))
+        assert code == 0 and all(word in out for word in text.split())
+        assert err.count("\n") == warnings, err
+        assert (tmp_path / name).stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("norms", "1 2 nan"), ("elo", "A:inf B:1"), ("regression", "1:nan"), ("matching", "0:0 1:1e400"),
+     ("auxiliary", "nan"), ("attention", "a b", "--scale", "nan"), ("activations", "1 -inf"), ("state-space", "1 1e39")],
+)  # fmt: skip
+def test_numbers_must_be_finite(run: Run, arguments: tuple[str, ...]) -> None:
+    code, out, err = run("show", *arguments)
+    assert (code, out) == (2, "") and err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "value"),
     [("int", "-3", -3), ("float", "1e-3", 1e-3), ("bool", "yes", True), ("bool", "0", False), ("str", "3", "3"),

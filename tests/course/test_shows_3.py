@@ -32,6 +32,19 @@ def test_predicted_probabilities_are_the_models():
     assert sum(row[3] for row in shown) == pytest.approx(-3 * float(loss), abs=1e-4)
 
 
+def test_scores_become_probabilities():
+    (_, best, p), (_, other, q), *_ = rows(show("predict", "the dog chased the"), "next word")
+    assert math.exp(best - other) == pytest.approx(p / q, rel=1e-4)
+
+
+def test_a_frozen_encoder_does_not_move():
+    shown = show("tuning", frozen=True)
+    assert [row[2] for row in rows(shown, "relative change")] == [0, 0, 0, None]
+    everything, classifier = rows(shown, "what is trained")
+    assert everything[1] < classifier[1] == rows(shown, "loss")[-1][1]
+    assert everything[1] == rows(show("tuning"), "loss")[-1][1]
+
+
 def test_beam_search_finds_a_likelier_text_than_greedy():
     found = {row[0]: row for row in rows(show("beams", "the", beams=3), "continuations")}
     greedy, beam = found["greedy"], found["beam search, 3 beams"]
@@ -67,6 +80,7 @@ def test_the_similarity_of_two_texts_needs_both_orders():
         ("next-sentence", ("one text .",), {}, "second text"),
         ("cache", (), {"kv_heads": 3}, "1, 2 or 4"),
         ("albert", ("bert-base",), {}, "not an ALBERT"),
+        ("tuning", (), {"steps": 0}, "steps is 0"),
     ],
 )
 def test_mistakes_have_one_line(name, inputs, options, message):

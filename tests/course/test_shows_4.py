@@ -61,3 +61,40 @@ def test_mistakes_are_one_line(name, inputs, options, message):
     with pytest.raises(ValueError, match=message) as error:
         show(name, *inputs, **options)
     assert "\n" not in str(error.value)
+
+
+def test_positions_beyond_the_training_length_are_not_learned(computed):
+    from anyformer_course.shows import longer
+
+    rule = torch.arange(36).view(6, 6) % 6
+    ids = longer.texts(200, 40, rule, torch.Generator().manual_seed(0))
+    followed = (rule[ids[:, :-2], ids[:, 1:-1]] == ids[:, 2:]).float().mean()
+    assert float(followed) == pytest.approx(0.9 + 0.1 / 6, abs=0.01)
+    learned, _, _, alibi = rows(computed.show("longer"), "loss by position")
+    assert alibi[-1] - alibi[1] < 0.3 < learned[-1] - learned[1]
+
+
+def test_every_row_of_the_table_has_its_scores():
+    from anyformer_course.lab.narang_table import ROWS
+    from anyformer_course.lab.narang_tasks import FINE_TUNED
+
+    assert [*FINE_TUNED] == [row.name for row in ROWS]
+    scores = rows(show("modifications", "SwiGLU"), "published: scores")
+    assert scores == [["SwiGLU", 76.0, 18.2, 24.34, 27.02], ["Vanilla Transformer", 71.66, 17.78, 23.02, 26.62]]
+
+
+def test_sizes_are_those_of_the_configs():
+    names = "gpt2 transformer-big albert-base whisper-tiny switch-base-8 resnet-50 swin-tiny"
+    assert rows(show("count", names), "sizes") == [
+        ["gpt2", "12", 768, 3072, 12], ["transformer-big", "6 + 6", 1024, 4096, 16],
+        ["albert-base", "12", 768, 3072, 12], ["whisper-tiny", "4 + 4", 384, 1536, 6],
+        ["switch-base-8", "12 + 12", 768, 3072, 12],
+    ]  # fmt: skip
+    assert all(table.title != "sizes" for table in show("count", "resnet-50").tables)
+
+
+def test_the_longest_context_of_each_year():
+    years = rows(show("context"), "the longest")
+    models = rows(show("context"), "context")
+    for year, tokens, _ in years:
+        assert tokens == max(row[2] for row in models if row[1].startswith(year))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from anyformer.cli import Parser
-from anyformer.specs.messages import nearest, quote
+from anyformer.specs.messages import nearest, quote, shorten
 from anyformer_course import lesson
 from anyformer_course.examples import Example, Parameter, about, read_example
 from anyformer_course.shown import names, show
@@ -37,7 +37,13 @@ def main(given: Sequence[str]) -> None:
         for parameter in example.options
         if (value := getattr(options, parameter.name)) is not UNSET
     }
-    shown = show(name, *inputs, **given_options)
+    try:
+        shown = show(name, *inputs, **given_options)
+    except ValueError as error:  # a message quotes the whole text
+        message = str(error)
+        for text in map(repr, inputs):
+            message = message.replace(text, shorten(text, 80))
+        raise ValueError(message) from None
     if options.picture:
         from anyformer_course.render import save_picture
 

@@ -16,6 +16,7 @@ import anyformer as af
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
 from anyformer_course.table import tiny
+from anyformer_course.words import read_number
 
 FUNCTIONS = {
     "ReLU": lambda x: x.clamp(min=0),
@@ -28,7 +29,7 @@ FUNCTIONS = {
 def example(numbers: str = "-3 -1 -0.5 0 0.5 1 3", *, width: int = 768, seed: int = 0) -> Shown:
     """Apply the functions to `numbers`, and count feed-forward layers of a model of `width` with and without a gate."""
     try:
-        x = torch.tensor([float(each) for each in numbers.split()])
+        x = torch.tensor([read_number(each) for each in numbers.split()])
     except ValueError:
         raise ValueError(f"numbers is {numbers!r}; give numbers with spaces between them") from None
     if not 1 <= len(x) <= 16 or width < 3:

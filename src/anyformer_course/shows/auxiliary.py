@@ -17,12 +17,13 @@ from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._trained import STORIES, next_word_loss, pad, train
 from anyformer_course.shows.tuning import MAIL, SPAM
 from anyformer_course.table import amount
+from anyformer_course.words import read_number
 
 
 def example(weights: str = "0 0.5", *, steps: int = 25, lr: float = 3e-3, seed: int = 0) -> Shown:
     """Tune once for each lambda in `weights`; compare the task's loss L2 with the language model's loss -L1."""
     try:
-        factors = [float(each) for each in weights.split()]
+        factors = [read_number(each) for each in weights.split()]
     except ValueError:
         raise ValueError(f"{weights!r}: write numbers, for example '0 0.5'") from None
     if not factors or min(factors) < 0:

@@ -5,7 +5,6 @@ The numbers are computed from the description; no weights are allocated, so any 
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import torch
@@ -82,17 +81,15 @@ def example(names: str = "gpt2 bert-base t5-small", *, length: int = 128, dtype:
 
 
 def shape(spec: Any) -> list[Any] | None:
-    """Return layers ("6 + 6" if there are two stacks), width, feed-forward width and heads; None without such layers."""
-    stacks = {name: part for name, part in spec.items() if name in ("encoder", "decoder")}
-    depths = [len(stack.order or range(stack.depth)) for stack in stacks.values() if isinstance(stack, Stack)]
-    attention, feedforward = (
-        next((part for path, part in walk(spec) if re.fullmatch(rf"(en|de)coder\.layers\.(\w+\.)?{step}\.op", path)), None)
-        for step in ("attention", "feedforward")
+    """Return layers ("6 + 6" for two stacks), width, feed-forward width and heads; None for other kinds of layers."""
+    stacks = [part for name, part in spec.items() if name in ("encoder", "decoder") and isinstance(part, Stack)]
+    layers = " + ".join(str(len(stack.order or range(stack.depth))) for stack in stacks)
+    ops = {path: part for path, part in walk(spec) if path.startswith(("encoder.layers", "decoder.layers"))}
+    heads, inner = (
+        next((getattr(ops[path], field) for path in ops if path.endswith(step) and hasattr(ops[path], field)), None)
+        for step, field in ((".attention.op", "num_heads"), (".feedforward.op", "width"))
     )
-    if not depths or attention is None:
-        return None
-    layers = " + ".join(map(str, depths)) if len(depths) > 1 else depths[0]
-    return [layers, spec.width, getattr(feedforward, "width", None), getattr(attention, "num_heads", None)]
+    return [layers, spec.width, inner, heads] if layers and heads else None
 
 
 def by_role(count: Any) -> dict[str, int]:

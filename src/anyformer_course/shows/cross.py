@@ -63,8 +63,8 @@ def example(
         return figure
 
     return Shown(
-        f"After {amount(steps, 'step')} {right} of {len(words)} written words are right, and for {places} of them the largest "
-        f"weight is at the word that is copied.",
+        f"After {amount(steps, 'step')} {right} of {len(words)} written words are right, and for {places} of them "
+        f"the largest weight is at the word that is copied.",
         [
             Table(
                 "weights", ("written", *words, "attends most to"),

@@ -12,12 +12,13 @@ import torch
 
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
+from anyformer_course.words import read_number
 
 
 def example(ratings: str = "A:1250 B:1200 C:1150 D:1000", *, votes: int = 3000, seed: int = 0) -> Shown:
     """Draw `votes` votes between models with these true `ratings`, and estimate the ratings from the votes."""
     try:
-        true = {name: float(value) for name, value in (each.split(":") for each in ratings.split())}
+        true = {name: read_number(value) for name, value in (each.split(":") for each in ratings.split())}
     except ValueError:
         raise ValueError(f"ratings is {ratings!r}; write names and numbers such as 'A:1250 B:1200'") from None
     if not 2 <= len(true) <= 10 or not 10 <= votes <= 100_000:

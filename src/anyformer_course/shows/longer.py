@@ -63,7 +63,7 @@ def example(*, steps: int = 100, seed: int = 0) -> Shown:
 
 
 def texts(count: int, length: int, rule: Tensor, draws: torch.Generator) -> Tensor:
-    """Return ids (B, T) in which a letter follows from the two before it, or is random (one in ten)."""
+    """Return ids (B, T): a letter follows from the two letters before it, or is random (one in ten)."""
     ids = torch.randint(LETTERS, (count, length), generator=draws)
     free = torch.rand(count, length, generator=draws) < 0.1
     for t in range(2, length):

@@ -13,6 +13,7 @@ import torch
 
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
+from anyformer_course.words import read_number
 
 SCALES = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0)
 SPEEDS = (0.3, 1.0, 3.0, 10.0)  # the largest slope of sin(speed x)
@@ -22,7 +23,7 @@ NOISE = 0.3  # standard deviation
 def example(examples: str = "0:0 1:1 2:4 3:9 4:16", *, ask: float = 2.4, scale: float = 0.5) -> Shown:
     """Predict y at x = `ask` from `examples` x:y."""
     try:
-        pairs = torch.tensor([[float(each) for each in pair.split(":")] for pair in examples.split()])
+        pairs = torch.tensor([[read_number(each) for each in pair.split(":")] for pair in examples.split()])
     except ValueError:
         pairs = torch.zeros(0)
     if pairs.ndim != 2 or pairs.shape[1] != 2 or scale <= 0:

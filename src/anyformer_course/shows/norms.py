@@ -15,12 +15,13 @@ from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import module
 from anyformer_course.table import tiny
+from anyformer_course.words import read_number
 
 
 def example(numbers: str = "1 2 3 6", *, branch: float = 0.5, layers: int = 24) -> Shown:
     """Normalize `numbers`. DeepNorm normalizes alpha x + f(x); here f(x) is `branch` times x, moved by one place."""
     try:
-        x = torch.tensor([float(each) for each in numbers.split()])
+        x = torch.tensor([read_number(each) for each in numbers.split()])
     except ValueError:
         raise ValueError(f"numbers is {numbers!r}; give numbers with spaces between them") from None
     if not 2 <= len(x) <= 12 or x.std() == 0:

@@ -17,6 +17,7 @@ from anyformer.objectives.regress import Regress
 from anyformer.recipes.regression import model as describe
 from anyformer_course.shown import Shown, Table
 from anyformer_course.table import amount
+from anyformer_course.words import read_number
 
 CONTEXT, NOISE = 5, 0.3
 
@@ -24,7 +25,7 @@ CONTEXT, NOISE = 5, 0.3
 def example(pairs: str = "1:2 -1:-2 0.5:1 -2:-4", *, query: float = 1.5, steps: int = 100, seed: int = 0) -> Shown:
     """Predict y at `query` after each of the `pairs` "x:y"; train for `steps` steps first."""
     try:
-        points = [(float(x), float(y)) for x, y in (each.split(":") for each in pairs.split())]
+        points = [(read_number(x), read_number(y)) for x, y in (each.split(":") for each in pairs.split())]
     except ValueError:
         raise ValueError(f"pairs is {pairs!r}; write pairs of numbers such as '1:2 -1:-2'") from None
     if not 1 <= len(points) <= CONTEXT:

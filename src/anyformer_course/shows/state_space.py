@@ -14,12 +14,13 @@ from anyformer.kernels.scan import scan
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
 from anyformer_course.table import tiny
+from anyformer_course.words import read_number
 
 
 def example(numbers: str = "1 0 0 2 0 0 0 3", *, selective: bool = False, dt: float = 0.5, states: int = 3) -> Shown:
     """Read a row of numbers. With `selective`, zeros get dt = 0: the state does not decay while nothing arrives."""
     try:
-        x = torch.tensor([float(each) for each in numbers.split()])
+        x = torch.tensor([read_number(each) for each in numbers.split()])
     except ValueError:
         raise ValueError(f"numbers is {numbers!r}; give numbers with spaces between them") from None
     if not 2 <= len(x) <= 24 or not 1 <= states <= 8 or dt <= 0:
