@@ -19,6 +19,7 @@ from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 MOVED = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+NAMES = "<!-- generated: published names -->"  # in howto/transformers.md
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)")
 
 
@@ -70,6 +71,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     path = page.file.src_uri
     if path.startswith("catalogue/"):
         return markdown
+    if NAMES in markdown:
+        markdown = markdown.replace(NAMES, published_names())
     source = back.get(path) or (path if path.startswith("examples/") else f"docs/{path}")
     return relinked(markdown, source, path)
 
@@ -134,7 +137,7 @@ def families() -> Iterator[tuple[str, str]]:
 
 
 def family_page(family: Any, sizes: list[dict[str, Any]], drawn: bool) -> str:
-    from anyformer.families.base.fields import Entry, Fixed
+    from anyformer.families.base.fields import Fixed
 
     spec: Any = family.read_size(sizes[0]["name"]) if sizes else family.read({})
     names = [name for name in sys.modules if name.startswith("anyformer.families.")]
@@ -152,14 +155,37 @@ def family_page(family: Any, sizes: list[dict[str, Any]], drawn: bool) -> str:
     fields = []
     for name, field in family.all_fields.items():
         if name in family.fields:  # all families have the other fields
-            if isinstance(field, Entry):
-                addresses = field.addresses or ((field.path,) if isinstance(field.path, str) else ())
-                place = ", ".join(f"`{address}`" for address in addresses) or "computed from the description"
-            else:
-                place = f"fixed: {field.why}" if isinstance(field, Fixed) else field.why
+            place = f"fixed: {field.why}" if isinstance(field, Fixed) else getattr(field, "why", None)
+            place = place or addresses(field) or "computed from the description"
             fields.append((f"`{name}`", f"`{field.default!r}`", place))
     lines.append(f"## Config\n\n{table(('field', 'default', 'address or explanation'), fields)}")
     return "\n\n".join(lines) + "\n"
+
+
+def addresses(field: Any) -> str:
+    """The addresses of an entry; empty if it has none."""
+    path = getattr(field, "path", None)
+    found = getattr(field, "addresses", ()) or ((path,) if isinstance(path, str) else ())
+    return ", ".join(f"`{address}`" for address in sorted(found))
+
+
+def published_names(least: int = 3) -> str:
+    """Table of the config fields that at least this many families have, with the addresses that most families use."""
+    from anyformer import families
+
+    names: dict[str, dict[str, int]] = {}
+    for family in families.catalogue().values():
+        for name, field in family.fields.items():
+            if place := addresses(field):
+                uses = names.setdefault(name, {})
+                uses[place] = uses.get(place, 0) + 1
+    rows = []
+    for name, uses in sorted(names.items(), key=lambda item: (-sum(item[1].values()), item[0])):
+        if sum(uses.values()) >= least:
+            first = sorted(uses.items(), key=lambda use: -use[1])[:3]
+            rows.append((f"`{name}`", f"{sum(uses.values())}", "; ".join(f"{place} ({n})" for place, n in first)))
+    heads = ("published name", "families", "our addresses (families; the three most common)")
+    return table(heads, rows)
 
 
 def drawing(what: Any) -> str:

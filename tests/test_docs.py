@@ -330,18 +330,58 @@ def test_every_page_is_in_a_menu(site: Any) -> None:
     assert [path for path in docs if repr(nav).count(f"'{path}'") != 1] == []
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_site_is_built_and_asks_nothing_of_others(tmp_path: Path) -> None:
+def test_the_published_names_and_their_addresses(site: Any) -> None:
+    """The page `Coming from transformers` gets a table of all families."""
+    page = (ROOT / "docs" / "howto" / "transformers.md").read_text("utf-8")
+    file = SimpleNamespace(src_uri="howto/transformers.md")
+    shown = site.on_page_markdown(page, SimpleNamespace(file=file), None, None)
+    rows = {name: (int(n), places) for name, n, places in re.findall(r"\| `(\w+)` \| (\d+) \| (.*) \|\n", shown)}
+    number, places = rows["num_hidden_layers"]
+    assert number > 40 and "`decoder.depth` (" in places and "`encoder.depth` (" in places
+    assert len(rows) > 60 and min(number for number, _ in rows.values()) == 3
+
+
+def test_the_site_opens_from_a_folder() -> None:
+    """Its search needs no server, and the script for it is ours: the plugin's own is on another machine."""
+    text = (ROOT / "mkdocs.yml").read_text("utf-8")
+    assert "\n  - search\n  - offline" in text and "font: false" in text and "://" not in text
+    (script,) = re.findall(r"polyfills: \[(\S*iframe-worker\S*)\]", text)
+    assert (ROOT / "docs" / script).is_file()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site."""
     pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'anyformer[docs]'")
     pytest.importorskip("mkdocstrings")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]  # --quiet counts none
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]  # --quiet counts none
     path = {"PYTHONPATH": str(ROOT / "src"), "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **path}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_site_is_searched_from_a_folder(built: Path) -> None:
+    location = importlib.util.spec_from_file_location("browser", ROOT / "tests" / "look" / "browser.py")
+    assert location is not None and location.loader is not None
+    browser = importlib.util.module_from_spec(location)
+    location.loader.exec_module(browser)
+    with browser.opened(built / "howto" / "quantize.html") as (page, wrong):
+        for word, found in (("bitsandbytes", "Quantise"), ("GQA", "Attention")):
+            page.locator("input.md-search__input").fill(word)
+            page.locator("li.md-search-result__item", has_text=found).first.wait_for()
+        assert [each for each in wrong if not each.startswith(built.as_uri())] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_site_is_built_and_asks_nothing_of_others(built: Path) -> None:
     tags, elsewhere = r"<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=", r"[\"']?(?:https?:)?//"
     asked = re.compile(rf"{tags}{elsewhere}|url\({elsewhere}")
-    files = [file for file in tmp_path.rglob("*") if file.suffix in (".html", ".css", ".svg")]
+    files = [file for file in built.rglob("*") if file.suffix in (".html", ".css", ".svg")]
     assert len(files) > 80 and [file for file in files if asked.search(file.read_text("utf-8"))] == []
 
 

@@ -59,6 +59,22 @@ def test_torch_export() -> None:
     assert torch.allclose(found.logits, wanted.logits, atol=1e-6)
 
 
+@pytest.mark.slow
+def test_onnx(tmp_path: Path) -> None:
+    for name in ("onnx", "onnxscript"):
+        pytest.importorskip(name)
+    runtime = pytest.importorskip("onnxruntime")
+    model, inputs = gpt2().eval(), {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
+    free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    names = {"input_names": list(inputs), "output_names": ["logits"]}
+    program = torch.onnx.export(model, (), kwargs=inputs, dynamic_shapes={name: free for name in inputs}, **names)
+    program.save(str(tmp_path / "model.onnx"))
+    other = {"input_ids": IDS[:1, :5], "attention_mask": torch.ones(1, 5, dtype=torch.long)}
+    session = runtime.InferenceSession(str(tmp_path / "model.onnx"))
+    (found,) = session.run(["logits"], {name: tensor.numpy() for name, tensor in other.items()})
+    assert torch.allclose(torch.from_numpy(found), model(**other).logits, atol=1e-6)
+
+
 @pytest.fixture
 def process_group(tmp_path: Path) -> Iterator[None]:
     """A process group of one process."""

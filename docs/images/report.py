@@ -1,17 +1,19 @@
-"""Take the screenshot of a training report: python docs/images/report.py
+"""Take the screenshots of a training report, training.png and evaluation.png: python docs/images/report.py
 
 Trains a classifier of 400 drawn commands to a house, some of them ambiguous, evaluates it on 200 others, and opens its
 report.html in Chromium. Needs playwright and a chromium; a minute on two cores."""
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import shutil
 import tempfile
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from PIL import Image
+from playwright.sync_api import Page, sync_playwright
 
 from anyformer import cli
 
@@ -45,10 +47,18 @@ def main() -> None:
         cli.dispatch(["eval", "runs/commands", "--csv", "test.csv", "--report"])
         with sync_playwright() as started:
             browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-            page = browser.new_page(viewport={"width": 760, "height": 1600})
+            page = browser.new_page(viewport={"width": 760, "height": 900})
             page.goto(Path("runs/commands/report.html").resolve().as_uri())
-            page.screenshot(path=HERE / "report.png")
+            end = page.locator("h2").first.bounding_box()["y"] - 20
+            screenshot(page, "training.png", 20, end)
+            screenshot(page, "evaluation.png", end, end + 1000)
             browser.close()
+
+
+def screenshot(page: Page, name: str, top: float, bottom: float) -> None:
+    clip = {"x": 0, "y": top, "width": 760, "height": bottom - top}
+    image = Image.open(io.BytesIO(page.screenshot(full_page=True, clip=clip)))
+    image.quantize(64).save(HERE / name, optimize=True)
 
 
 if __name__ == "__main__":

@@ -68,6 +68,7 @@ def test_a_page_and_a_picture(tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text()
     assert "<script>" not in page and "&lt;script&gt;alert(1)" in page and "<b>small" not in page
     assert "default-src 'none'" in page and "bigram baseline</td><td>1.2500" in page and "0.7000" in page
+    assert 'name="viewport"' in page, "readable on a phone"
     pytest.importorskip("matplotlib")
     assert [path.name for path in written] == ["curve.png", "report.html"]
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

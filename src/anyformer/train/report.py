@@ -18,9 +18,10 @@ STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 table { border-collapse: collapse; } td { padding: .15rem 1.5rem .15rem 0; vertical-align: top; }
+table.grid { display: block; overflow-x: auto; }
 table.grid th, table.grid td { padding: .15rem .7rem .15rem 0; border-bottom: 1px solid #ddd; text-align: left; }
 pre { background: #f6f6f4; padding: .7rem; overflow-x: auto; white-space: pre-wrap; border-radius: .3rem; }
-img { max-width: 100%; } summary { cursor: pointer; }
+img { display: block; max-width: 100%; margin: 1rem 0; } summary { cursor: pointer; }
 """
 
 
@@ -92,8 +93,9 @@ def curve(lines: list[dict[str, Any]], baselines: dict[str, float]) -> bytes | N
         axes.plot(*zip(*valid), color="#c2552d", marker="o", label="validation")
     for name, value in baselines.items():
         axes.axhline(value, color="#777777", linestyle=":", linewidth=1)
-        axes.annotate(name, (0, value), color="#555555", fontsize=8, va="bottom")
-    axes.set(xlabel="step", ylabel="loss (nats per token)" if baselines else "loss")
+        place = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
+        axes.annotate(name, (1, value), color="#555555", fontsize=8, **place)
+    axes.set(xlabel="step", ylabel="loss (nats)" if baselines else "loss")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     if steps or valid:
@@ -145,6 +147,7 @@ def page(folder: Path, lines: list[dict[str, Any]], picture: bytes | None, basel
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f'<meta name="viewport" content="width=device-width">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}"><style>{STYLE}</style></head><body>'
         f"<h1>{title}</h1><table>{table}</table>{image}<!-- evaluation --><!-- end of evaluation -->{texts}"
         f"<h2>Description</h2><details><summary>run.json</summary><pre>{described}</pre></details></body></html>\n"
