@@ -43,8 +43,8 @@ again (`python -m pytest tests/lab/test_lab.py -m slow`).
 ## Small forms
 
 Run by `anyformer lab run NAME --form small` on two CPU cores. The time is the CPU time of the trials. A form that takes
-more than three minutes on two cores is called medium. A control in the code decides whether a form is large enough for a
-verdict: its models must have learned the task.
+more than three minutes on two cores is called medium. A control in the code decides whether a form is large enough
+for a verdict: its models must have learned the task.
 """
 SMALL = """\
 The small forms learn from a synthetic language with a few dozen words, four kinds of words and topics. Weights

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from anyformer import cli
+from anyformer.data import Data, TextFiles
+from anyformer.lab.experiment import Verdict, perform
 from anyformer.lab.registry import experiment, experiments
+from anyformer.lab.training import guessing_loss, training_run
+from anyformer.lab.trials import Place
 from anyformer_course import results, show
+from anyformer_course.lab.runs import writer
 from anyformer_course.results import __main__ as storing
 
 ROOT = Path(__file__).parents[2]
@@ -153,3 +160,26 @@ def test_storing_a_run_that_is_too_small(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "claim.json").write_text(json.dumps({**told, "verdict": "unfinished"}))
     with pytest.raises(ValueError, match="the small form has no verdict .unfinished"):
         storing.store(tmp_path)
+
+
+def test_a_form_whose_models_learn_too_little_gives_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = experiment("words-and-pictures")
+    monkeypatch.setitem(module.FORMS, "full", module.FORMS["tiny"])
+    for learned, verdict in ((False, "too small to judge"), (True, "does not hold")):
+        monkeypatch.setattr(module, "claim", lambda rows, learned=learned: Verdict(False, {"right": 0.1}, learned))
+        outcome = perform("words-and-pictures", "full", tmp_path, device="cpu", jobs=1)
+        assert (outcome.holds, outcome.verdict) == (False if learned else None, verdict)
+    times = [float(path.read_text()) for path in tmp_path.glob("trials/*/cpu_seconds.txt")]
+    assert len(times) == 1 and 0 < outcome.cpu_seconds == times[0]
+
+
+def test_the_loss_of_guessing(tmp_path: Path) -> None:
+    """The entropy of the held-out labels: here, of a and b in equal shares, and of the end."""
+    torch.set_num_threads(1)
+    (tmp_path / "text.txt").write_text("abab\n" * 40)
+    source = TextFiles(path=str(tmp_path / "text.txt"), unit="line")
+    run = training_run("guess", writer(16, 1, 2, 10), Data(train=source, valid=source), "cpu", steps=1, batch=4,
+                       length=10, lr=1e-3)  # fmt: skip
+    trainer = Place(tmp_path, tmp_path, "cpu").train(run)
+    a, end = 80 / 200, 40 / 200
+    assert guessing_loss(trainer) == pytest.approx(-2 * a * math.log(a) - end * math.log(end), abs=1e-9)

@@ -3,8 +3,8 @@
 docs/results/lab.md, docs/scoreboard.md, `anyformer lab` and `show("claim", NAME)` read these files, so that they cannot
 contradict each other. A file has the claim as the lectures make it and the paper; its runs, the largest form first,
 each with the claim as it was judged, the verdict (null: no verdict), the number of seeds, a sentence with figures, the
-figures by name, time, machine and commit (null: not recorded); why we think that a claim does not hold, or why it is not
-judged yet; the plot of the judged run; notes; and what was changed after looking at results.
+figures by name, time, machine and commit (null: not recorded); why a claim does not hold, as we think, or is not judged
+yet; the plot of the judged run; notes; and what was changed after looking at results.
 
 `python -m anyformer_course.results FOLDER ...` stores finished runs of `anyformer lab run`.
 """

@@ -22,7 +22,7 @@ def store(folder: Path, why: str | None = None, commit: str | None = None) -> Pa
     """Add the run in `folder` to its experiment's file; return the file."""
     told = json.loads((folder / "claim.json").read_text("utf-8"))
     name, form = told["name"], told["form"]
-    if form == TINY or told["holds"] is None and told["verdict"] != TOO_SMALL:
+    if form == TINY or (told["holds"] is None and told["verdict"] != TOO_SMALL):
         raise ValueError(f"{folder}: the {form} form has no verdict ({told['verdict']})")
     module = experiment(name)
     record = read(name) if name in names() else new_record(name, module)
