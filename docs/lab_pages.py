@@ -42,7 +42,9 @@ again (`python -m pytest tests/lab/test_lab.py -m slow`).
 
 ## Small forms
 
-Run by `anyformer lab run NAME --form small` on two CPU cores. The time is the CPU time of the trials.
+Run by `anyformer lab run NAME --form small` on two CPU cores. The time is the CPU time of the trials. A form that takes
+more than three minutes on two cores is called medium. A control in the code decides whether a form is large enough
+for a verdict: its models must have learned the task.
 """
 SMALL = """\
 The small forms learn from a synthetic language with a few dozen words, four kinds of words and topics. Weights
@@ -75,7 +77,7 @@ def lab(records: list[Record]) -> Iterator[str]:
     for is_small, text in ((False, METHOD), (True, SMALL)):
         rows = [
             row(
-                record["experiment"],
+                record["experiment"] + (" (medium)" if run["form"] == "medium" else ""),
                 run["claim"],
                 run["figure"],
                 seeds_of(run),
@@ -84,14 +86,13 @@ def lab(records: list[Record]) -> Iterator[str]:
             )
             for record in records
             for run in record["runs"]
-            if (run["form"] == "small") == is_small
+            if (run["form"] in ("small", "medium")) == is_small
         ]
         yield from table("experiment, claim, figure, seeds, machine, time", rows)
         yield text
     for record in records:
-        parts = [f"It does not hold. Why, we think: {record['why']}"] if record["why"] else []
-        if judged_run(record) is None:
-            parts = [f"Not judged yet: {record['lecture']}."]
+        reason = "It is not judged yet." if judged_run(record) is None else "It does not hold. Why, we think:"
+        parts = [f"{reason} {record['why']}"] if record["why"] else []
         parts = [wrap(part) for part in (*record["notes"], *parts)]
         if record["plot"]:
             parts.append(f"![{record['plot']['shows']}](plots/{record['plot']['file']})")
@@ -112,7 +113,8 @@ def scoreboard(records: list[Record]) -> Iterator[str]:
     judged = {record["experiment"]: judged_run(record) for record in records}
     verdicts = [run["verdict"] for run in judged.values() if run is not None]
     yield SCORES
-    yield f"Of {len(records)} claims {verdicts.count('holds')} hold and {verdicts.count('does not hold')} do not.\n"
+    hold, fail = verdicts.count("holds"), verdicts.count("does not hold")
+    yield f"Of {len(records)} claims {hold} hold, {fail} do not, and {len(records) - hold - fail} are not judged yet.\n"
     rows = []
     for record in records:
         name, run = record["experiment"], judged[record["experiment"]]
@@ -121,17 +123,21 @@ def scoreboard(records: list[Record]) -> Iterator[str]:
         rows.append(
             row(
                 f"{record['lecture']}{paper}",
-                f"**{run['verdict']}**" if run else "not judged yet",
+                f"**{run['verdict']}**" if run else "not judged yet: needs a GPU",
                 f"{run['form']}, {seeds_of(run)}" if run else "",
                 f"[{name}](results/lab.md)",
                 f"[![{record['plot']['shows']}](results/{picture})](results/{picture})" if picture else "",
             )
         )
     yield from table("claim, verdict, form and seeds, experiment, plot", rows)
-    yield "## Claims that do not hold, and why we think so\n"
-    for record in records:
-        if record["why"]:
-            yield wrap(f"- **{record['lecture']}** (`{record['experiment']}`). {record['why']}")
+    for title, is_judged in (("do not hold, and why we think so", True), ("are not judged yet, and why", False)):
+        reasons = [
+            wrap(f"- **{record['lecture']}** (`{record['experiment']}`). {record['why']}")
+            for record in records
+            if record["why"] and is_judged == (judged[record["experiment"]] is not None)
+        ]
+        if reasons:
+            yield "\n".join([f"## Claims that {title}\n", *reasons, ""])
 
 
 def pages() -> dict[Path, str]:

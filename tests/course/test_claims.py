@@ -53,11 +53,11 @@ from anyformer_course.lab.tuning import best_rates
 SEEDS = range(3)
 
 
-def switch(last: float = 1.5, cost: int = 101, middle: float = 1.8) -> list[Row]:
+def switch(last: float = 1.5, cost: int = 101, middle: float = 1.8, guessing: float = 2.3) -> list[Row]:
     losses = {1: 2.0, 4: middle, 16: 1.6}
     return [
         {"experts": n, "seed": seed, "step": 1, "loss": last if (n, seed) == (16, 2) else loss, "parameters": 9 * n,
-         "flops": cost if n > 1 else 100, "busiest": 0.3, "dropped": 0.1}
+         "flops": cost if n > 1 else 100, "busiest": 0.3, "dropped": 0.1, "guessing": guessing}
         for n, loss in losses.items() for seed in SEEDS
     ]  # fmt: skip
 
@@ -74,24 +74,28 @@ def looked_up(line: float = 0.9, bayes: float = 0.01, smooth: float = 0.5) -> li
 
 
 def shared(
-    size: int = 40, loss: float = 1.2, dropped: float = 1.4, steps: tuple[float, ...] = (0.3, 0.3, 0.2)
+    size: int = 40,
+    loss: float = 1.2,
+    dropped: float = 1.4,
+    steps: tuple[float, ...] = (0.3, 0.3, 0.2),
+    guessing: float = 2.0,
 ) -> list[Row]:
     found: list[Row] = []
     for (kind, dropout), seed in product(sharing.SETTINGS, SEEDS):
         own, last = kind == "own", seed == 2
         row = {"kind": kind, "dropout": dropout, "seed": seed, "parameters": 100 if own else size}
         value = 1.0 if own else (dropped if last else 1.4) if dropout else (loss if last else 1.2)
-        found.append({**row, "loss": value})
+        found.append({**row, "loss": value, "guessing": guessing})
         distances = (0.5, 0.2, 0.5) if own else steps
         found += [{**row, "layer": i, "distance": each, "angle": 20.0} for i, each in enumerate(distances)]
     return found
 
 
-def sizes(falls: float = 0.5, start: float = 4.0) -> list[Row]:
+def sizes(falls: float = 0.5, start: float = 4.0, guessing: float = 5.0) -> list[Row]:
     """Losses of three sizes by step; cost is proportional to size. `falls`: per step, largest size, last seed."""
     speed = {1e3: 0.2, 4e3: 0.35, 16e3: 0.5}
     return [
-        {"parameters": N, "seed": seed, "step": step, "steps": 8, "tokens": 8000, "flops": 6 * N * 8000,
+        {"parameters": N, "seed": seed, "step": step, "steps": 8, "tokens": 8000, "flops": 6 * N * 8000, "guessing": guessing,
          "loss": (start if N > 1e3 else 4.0) - (falls if (N, seed) == (16e3, 2) else fall) * step**0.5}
         for N, fall in speed.items() for seed in SEEDS for step in range(1, 9)
     ]  # fmt: skip
@@ -125,9 +129,9 @@ def played(slope: float = 0.9, short: float = 0.0, cloned: float = 100.0) -> lis
     ]  # fmt: skip
 
 
-def named(last: float = 0.6) -> list[Row]:
+def named(last: float = 0.6, seen: float = 0.95) -> list[Row]:
     """Parameter: share of unseen pairs named correctly with the last seed."""
-    return [{"pairs": part, "seed": seed, "name": last if (part, seed) == ("unseen", 2) else 0.9, "colour": 0.9,
+    return [{"pairs": part, "seed": seed, "name": last if (part, seed) == ("unseen", 2) else seen, "colour": 0.9,
              "shape": 0.9} for part, seed in product(words_and_pictures.PARTS, SEEDS)]  # fmt: skip
 
 
@@ -142,11 +146,11 @@ def by_data(few: float = 0.3, many: float = 0.95) -> list[Row]:
     ]  # fmt: skip
 
 
-def heard(last: float = 0.5) -> list[Row]:
+def heard(last: float = 0.5, most: float = 1.0) -> list[Row]:
     """Parameter: share transcribed by the pretrained model with the last seed and the fewest labels."""
     right = {("pretrained", 50): 0.6, ("scratch", 50): 0.4, ("pretrained", 200): 0.9, ("scratch", 200): 0.95}
     return [{"kind": kind, "labels": labels, "seed": seed,
-             "right": last if (kind, labels, seed) == ("pretrained", 50, 2) else each}
+             "right": min(last if (kind, labels, seed) == ("pretrained", 50, 2) else each, most)}
             for (kind, labels), each in right.items() for seed in SEEDS]  # fmt: skip
 
 
@@ -237,10 +241,10 @@ def glue(worst: float = 0.6, spread: float = 0.01) -> list[Row]:
     return rows
 
 
-def batches(larger: float = 0.9, best: float = 4e-3) -> list[Row]:
+def batches(larger: float = 0.9, best: float = 4e-3, guessing: float = 2.0) -> list[Row]:
     """Parameters: loss of the larger batch with the last seed, and best rate of the largest batch."""
     return [
-        {"batch": batch, "lr": lr, "seed": seed, "steps": 800 // batch,
+        {"batch": batch, "lr": lr, "seed": seed, "steps": 800 // batch, "guessing": guessing,
          "loss": (larger if batch == 32 and seed == 2 else {8: 1.0, 32: 0.9, 128: 1.1}[batch])
          + (0.5 if lr != (best if batch == 128 else 2e-3) else 0.0)}
         for batch in (8, 32, 128) for lr in (1e-3, 2e-3, 4e-3) for seed in SEEDS
@@ -273,7 +277,8 @@ def batches(larger: float = 0.9, best: float = 4e-3) -> list[Row]:
     (words_and_pictures, named, [{"last": 0.49}]),
 ], ids=lambda value: getattr(value, "__name__", "").rpartition(".")[2])  # fmt: skip
 def test_a_false_claim_fails(experiment: Any, rows: Callable[..., list[Row]], false: list[dict[str, Any]]) -> None:
-    assert experiment.claim(rows()).holds
+    usual = experiment.claim(rows())
+    assert usual.holds and usual.learned
     for change in false:
         assert not experiment.claim(rows(**change)).holds, change
     for axis in experiment.plot(rows()).axes:
@@ -433,6 +438,15 @@ def test_both_kinds_of_pretraining_cost_the_same() -> None:
     assert 13e6 < count(model).parameters < 15e6 and count(generator).parameters < 2e6
 
 
+@pytest.mark.parametrize(("experiment", "rows"), [
+    (switch_scaling, switch(guessing=2.2)), (sharing, shared(guessing=1.1)), (batch_size, batches(guessing=0.99)),
+    (larger_learn_from_fewer, sizes(guessing=3.8)), (speech_from_few_labels, heard(most=0.19)),
+    (words_and_pictures, named(seen=0.89)),
+], ids=["switch", "sharing", "batches", "sizes", "speech", "pictures"])  # fmt: skip
+def test_a_form_that_learns_too_little_is_not_judged(experiment: Any, rows: list[Row]) -> None:
+    assert not experiment.claim(rows).learned
+
+
 def test_batches_train_for_equal_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sizes are timed once; steps are the seconds divided by the time of a step."""
     timed: list[int] = []
@@ -444,6 +458,7 @@ def test_batches_train_for_equal_seconds(tmp_path: Path, monkeypatch: pytest.Mon
 
     clock = (3, 6, 9, 12, 13, 14, 15, 16)  # slow first steps do not count
     lines = [{"step": i, "loss": 1.0, "seconds": seconds} for i, seconds in enumerate(clock)]
+    monkeypatch.setattr(batch_size, "guessing_loss", lambda trainer: 2.0)
     monkeypatch.setattr(batch_size, "read_metrics", lambda size: [
         {**line, "seconds": line["seconds"] * size / 8} for line in lines
     ])  # fmt: skip

@@ -143,6 +143,9 @@ def print_stored(name: str) -> None:
     if (result := stored_result(name)) is None:
         print("no verdict is stored for this experiment")
         return
+    if not result.run:
+        print(f"stored verdict: {result.verdict}\n  claim: {result.claim}\n  why: {result.figure}")
+        return
     print(f"stored verdict ({result.run}): {result.verdict}\n  claim: {result.claim}\n  figure: {result.figure}")
     if result.plot is not None:
         print(f"  plot: {result.plot}")

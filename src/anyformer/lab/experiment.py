@@ -2,8 +2,9 @@
 
 It has FORMS of growing cost; `trials(...)`, which takes a form's values; `work(values, place)`, which runs one trial
 and returns rows; `claim(rows)` and `plot(rows)`. The first line of its docstring is shown by `anyformer lab list`. The
-form "tiny" only shows that the experiment runs: it gets no verdict, nor does a form whose models learn too little. If a training diverges, its only row has "failed",
-and the claim is not checked unless the module sets DIVERGES."""
+form "tiny" only shows that the experiment runs: it gets no verdict, nor does a form whose models learn too
+little. If a training diverges, its only row has "failed", and the claim is not checked unless the module sets
+DIVERGES."""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ from anyformer.lab.registry import experiment
 from anyformer.lab.trials import Place, Row, Trial, TrialGrid, Trials, Values, plain, write
 
 TINY = "tiny"  # the form that is too small to judge
+TOO_SMALL = "too small to judge"  # the verdict of such a form
 DEFAULT_BUDGET = {"cpu": 3.0, "cuda": 4.0}  # minutes
 
 
@@ -131,7 +133,7 @@ def perform(
         judged = each.claim(rows)
         figures = dict(judged.figures)
         holds = judged.holds if judged.learned and form != TINY else None
-        verdict = "too small to judge" if holds is None else "holds" if holds else "does not hold"
+        verdict = TOO_SMALL if holds is None else "holds" if holds else "does not hold"
     outcome = Outcome(
         name=name,
         form=form,

@@ -17,10 +17,10 @@ from anyformer.specs.messages import nearest
 class StoredResult(NamedTuple):
     """The stored result that decides about an experiment, usually of its full form."""
 
-    verdict: str  # holds, does not hold
+    verdict: str  # holds, does not hold, not judged yet
     claim: str  # as it was judged
-    figure: str  # the verdict and its figures, one sentence
-    run: str  # form, seeds and machine
+    figure: str  # the verdict and its figures, or why it is not judged yet
+    run: str  # form, seeds and machine; empty if it is not judged yet
     plot: Path | None
 
 

@@ -112,7 +112,7 @@ def trials(
 
 
 def work(values: Values, place: Place) -> list[Row]:
-    """Return the held-out loss at several steps, and the loss of guessing. The learning rate decays along the whole run."""
+    """Return held-out losses at several steps, and the loss of guessing. The rate decays along the whole run."""
     source: Source = PythonDocs(library=values["library"])
     if values["data"] is not None:
         source = TextFiles(path=values["data"], unit="paragraph")

@@ -33,8 +33,8 @@ from anyformer_course.lab.runs import LANGUAGE, READER, READER_SIZE, each_loss, 
 
 CLAIM = (
     "with every seed, the judge's loss of the masked model's texts, in the better of its two ways of writing, is at "
-    "least 0.3 nats per byte above its loss of the GPT's texts, and fewer of their 4-grams occur in real text; judged if, "
-    "filling single masks, the masked model has a lower loss than the GPT has at the next byte"
+    "least 0.3 nats per byte above its loss of the GPT's texts, and fewer of their 4-grams occur in real text; judged "
+    "if, filling single masks, the masked model has a lower loss than the GPT has at the next byte"
 )
 FORMS = {
     "tiny": Form(

@@ -29,7 +29,6 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.3, 0.2, {"widths": [16, 32], "tokens": 8192, "batch": 8, "library": False, "seeds": 3}),
-    "small": Form(2, 0.5, {"widths": [16, 32, 64], "tokens": 240_000, "batch": 16, "library": False, "seeds": 3}),
     "full": Form(600, 4, {
         "widths": [64, 128, 192, 256], "tokens": 16_000_000, "batch": 32, "library": True, "seeds": 3
     }),

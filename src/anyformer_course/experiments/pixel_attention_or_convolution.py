@@ -42,9 +42,6 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {"width": 8, "depth": 1, "steps": 2, "batch": 4, "images": 40, "test": 20}),
-    "small": Form(
-        3, 1, {"width": 16, "depth": 1, "steps": 150, "batch": 16, "images": 2000, "test": 500, "seeds": 2}
-    ),
     "full": Form(
         120, 3, {"width": 32, "depth": 3, "steps": 1500, "batch": 128, "images": 12000, "test": 2000, "seeds": 3}
     ),

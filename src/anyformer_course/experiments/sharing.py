@@ -30,7 +30,6 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {"depth": 3, "width": 16, "steps": 2, "batch": 2, "texts": 100, "seeds": [3, 4]}),
-    "small": Form(2, 0.5, {"depth": 4, "width": 32, "steps": 400, "batch": 16, "texts": 1000, "seeds": [3, 4, 5]}),
     "full": Form(
         120, 3, {"depth": 12, "width": 128, "steps": 2000, "batch": 64, "texts": 20_000, "seeds": [3, 4, 5, 6]}
     ),

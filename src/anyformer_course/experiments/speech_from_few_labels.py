@@ -34,9 +34,6 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.3, 0.1, {"width": 16, "depth": 1, "steps": 2, "tuning": 2, "takes": 10, "one_in": [3]}),
-    "small": Form(
-        3, 1, {"width": 64, "depth": 2, "steps": 300, "tuning": 120, "takes": 30, "one_in": [20], "seeds": 3}
-    ),
     "full": Form(
         300, 20, {"width": 192, "depth": 6, "steps": 5000, "tuning": 1500, "takes": 50, "one_in": [40, 10], "seeds": 3}
     ),

@@ -3,8 +3,8 @@
 docs/results/lab.md, docs/scoreboard.md, `anyformer lab` and `show("claim", NAME)` read these files, so that they cannot
 contradict each other. A file has the claim as the lectures make it and the paper; its runs, the largest form first,
 each with the claim as it was judged, the verdict (null: no verdict), the number of seeds, a sentence with figures, the
-figures by name, time, machine and commit (null: not recorded); why we think that a claim does not hold; the plot of the
-judged run; notes; and what was changed after looking at results.
+figures by name, time, machine and commit (null: not recorded); why a claim does not hold, as we think, or is not judged
+yet; the plot of the judged run; notes; and what was changed after looking at results.
 
 `python -m anyformer_course.results FOLDER ...` stores finished runs of `anyformer lab run`.
 """
@@ -55,9 +55,11 @@ def plot_of(record: dict[str, Any]) -> Path | None:
 
 def load_result(name: str) -> StoredResult | None:
     """Return the result that decides about an experiment, for `anyformer lab`."""
-    run = judged_run(record := read(name)) if name in names() else None
-    if run is None:
+    if name not in names():
         return None
+    record = read(name)
+    if (run := judged_run(record)) is None:
+        return StoredResult("not judged yet", record["lecture"], record["why"], "", None)
     figure = run["figure"].replace("**", "").partition(" ([")[0]
     what = f"{run['form']} form, {seeds_of(run)}, {run['machine']}"
     return StoredResult(run["verdict"], run["claim"], figure, what, plot_of(record))

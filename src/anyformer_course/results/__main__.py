@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from anyformer.lab.experiment import TINY, TOO_SMALL
 from anyformer.lab.registry import experiment
 from anyformer_course.extension import register
 from anyformer_course.results import CHECKOUT, HERE, PLOTS, judged_run, names, read
@@ -21,19 +22,21 @@ def store(folder: Path, why: str | None = None, commit: str | None = None) -> Pa
     """Add the run in `folder` to its experiment's file; return the file."""
     told = json.loads((folder / "claim.json").read_text("utf-8"))
     name, form = told["name"], told["form"]
-    if told["holds"] is None:
-        raise ValueError(f"{folder}: the run has no verdict ({told['verdict']})")
+    if form == TINY or (told["holds"] is None and told["verdict"] != TOO_SMALL):
+        raise ValueError(f"{folder}: the {form} form has no verdict ({told['verdict']})")
     module = experiment(name)
     record = read(name) if name in names() else new_record(name, module)
     figures = {key: value for key, value in told["figures"].items() if value is not None}
     short = {key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in figures.items()}
     listed = "; ".join(f"{key} {value}" for key, value in short.items())
+    verdict = None if told["holds"] is None else told["verdict"]
+    sentence = {True: "holds", False: "**does not hold**", None: "no verdict, too small to judge"}[told["holds"]]
     run = {
         "form": form,
         "claim": told["claim"],
-        "verdict": told["verdict"],
+        "verdict": verdict,
         "seeds": told["seeds"],
-        "figure": f"{told['verdict'] if told['holds'] else '**does not hold**'}: {listed}",
+        "figure": f"{sentence}: {listed}",
         "figures": figures,
         "time": f"{told['seconds']:.0f} s" if told["device"] == "cuda" else f"{told['cpu_seconds']:.0f} s of CPU time",
         "machine": told["machine"],
@@ -42,10 +45,11 @@ def store(folder: Path, why: str | None = None, commit: str | None = None) -> Pa
     order = [*module.FORMS][::-1]
     others = [each for each in record["runs"] if each["form"] != form]
     record["runs"] = sorted([run, *others], key=lambda each: order.index(each["form"]) if each["form"] in order else 0)
+    if judged_run(record) in (None, run):
+        record["why"] = None if told["holds"] else why
+        if not told["holds"] and not why:
+            raise ValueError(f"{name} {verdict or 'is not judged'}: say why you think so with --why TEXT")
     if judged_run(record) is run:
-        record["why"] = None if told["holds"] else why or record["why"]
-        if not told["holds"] and not record["why"]:
-            raise ValueError(f"{name} does not hold: say why you think so with --why TEXT")
         if (folder / "plot.png").is_file():
             shutil.copyfile(folder / "plot.png", PLOTS[1] / f"{name}.png")
             record["plot"] = {"file": f"{name}.png", "shows": (record["plot"] or {}).get("shows", record["lecture"])}
@@ -65,7 +69,7 @@ def new_record(name: str, module: Any) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="+")
-    parser.add_argument("--why", help="why we think that the claim does not hold")
+    parser.add_argument("--why", help="why we think that the claim does not hold, or why it is not judged")
     options = parser.parse_args()
     register()
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=CHECKOUT, capture_output=True, text=True)

@@ -47,7 +47,8 @@ def unjudged(name: str, record: dict[str, Any]) -> Shown:
 
     module = experiment(name)
     forms = [(form, each.cpu, each.cuda) for form, each in module.FORMS.items()]
-    says = f"{record['lecture']}: not judged yet. Run it with `anyformer lab run {name} --form full`."
+    command = f"anyformer lab run {name} --form full"
+    says = f"{record['lecture']}: not judged yet. {record['why']} Run it with `{command}`."
 
     def draw() -> Any:
         figure, axes = new(1, 1, 9, 3)
