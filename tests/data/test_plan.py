@@ -378,12 +378,12 @@ def test_a_mistake_in_the_background_is_raised_in_front(split):
 
 
 def test_leaving_a_loader_ends_its_thread(split):
-    before = threading.active_count()
+    before = {*threading.enumerate()}  # a thread of another test may end at any time
     with Loader(Plan(split, examples=4), NoisyObjective(), ahead=2) as loader:
         iterator = iter(loader)
         assert [next(iterator).step for _ in range(3)] == [0, 1, 2]
-        assert threading.active_count() == before + 1
-    assert threading.active_count() == before
+        assert len({*threading.enumerate()} - before) == 1
+    assert not {*threading.enumerate()} - before
 
 
 def test_batches_are_made_ahead_but_not_without_end(split):
@@ -396,7 +396,7 @@ def test_batches_are_made_ahead_but_not_without_end(split):
 
     with Loader(Plan(split, examples=4), CountingObjective(), ahead=3) as loader:
         next(iter(loader))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 100
         while len(made) < 5 and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.05)

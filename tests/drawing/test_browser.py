@@ -53,14 +53,13 @@ document.body.append(out);
 """
 
 
-@pytest.mark.timeout(120)
 def test_text_fits_in_a_browser(tmp_path: Path) -> None:
     drawings = {**{name: draw(name) for name in NAMES}, "both": draw("gpt2", "llama3-8b")}
     pictures = [each.svg.replace("<svg ", f'<svg data-name="{name}" ', 1) for name, each in drawings.items()]
     page = tmp_path / "page.html"
     page.write_text(f'<!doctype html><meta charset="utf-8"><body>{"".join(pictures)}<script>{MEASURE}</script>')
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
-    done = subprocess.run([str(CHROMIUM), *options, str(page)], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([str(CHROMIUM), *options, str(page)], capture_output=True, text=True, timeout=280)
     result = re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)
     assert result, done.stderr[-2000:]
     measured = json.loads(unescape(result[1]))

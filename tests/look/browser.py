@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+PATIENCE = 200_000  # milliseconds: a browser on a busy machine may be slow
 
 
 @contextlib.contextmanager
@@ -21,8 +22,9 @@ def opened(address: str | Path, *, scheme: str = "light", width: int = 1480) -> 
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     url = address.as_uri() if isinstance(address, Path) else address
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENCE)
         page = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900}).new_page()
+        page.set_default_timeout(PATIENCE)
         wrong: list[str] = []
         page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: wrong.append(str(error)))

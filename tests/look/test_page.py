@@ -155,15 +155,15 @@ def server() -> Iterator[Server]:
 def post(server: Server, name: str, question: Any) -> Any:
     body = json.dumps(question).encode()
     request = urllib.request.Request(f"{server.address}api/{name}", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=200) as answer:
         return json.loads(answer.read())
 
 
 def test_served(server: Server) -> None:
-    with urllib.request.urlopen(server.address, timeout=20) as answer:
+    with urllib.request.urlopen(server.address, timeout=200) as answer:
         page = answer.read().decode()
     assert "connect-src 'self'" in page.replace("&#x27;", "'") and data_of(page)["served"] is True
-    with urllib.request.urlopen(f"{server.address}api/map?map=1&head=2", timeout=20) as answer:
+    with urllib.request.urlopen(f"{server.address}api/map?map=1&head=2", timeout=200) as answer:
         assert len(answer.read()) == 81
     assert len(post(server, "lens", {"positions": [3, 4]})["tokens"][0]) == 2
     assert post(server, "contributions", {"positions": [8]})["positions"] == [8]
@@ -211,7 +211,7 @@ def test_what_the_server_refuses(server: Server) -> None:
         ("page.py", None, {}, 404),
     ):
         with pytest.raises(urllib.error.HTTPError) as error:
-            urllib.request.urlopen(urllib.request.Request(f"{server.address}{path}", body, headers), timeout=20)
+            urllib.request.urlopen(urllib.request.Request(f"{server.address}{path}", body, headers), timeout=200)
         assert error.value.code == code
 
 

@@ -116,6 +116,12 @@ def test_epochs_of_bert() -> None:
     assert words == pytest.approx(1.31e11, rel=0.001) and epochs(words, 3.3e9) == pytest.approx(39.7, abs=0.05)
 
 
+@pytest.mark.parametrize("figure", ["flops", "memory", "bandwidth", "link"])
+def test_no_figure_of_a_data_sheet_lacks_a_power_of_ten(figure: str) -> None:
+    figures = [getattr(each, figure) for each in ACCELERATORS.values()]
+    assert max(figures) < 200 * min(figures)
+
+
 # -- layouts ----------------------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from anyformer.lab.trials import Place, Trial, Trials, Values
 
+PATIENCE = 100  # seconds to wait for other processes: on a busy machine `import torch` alone takes 20
 PROC = Path("/proc/self/task")
 pytestmark = pytest.mark.skipif(not PROC.is_dir(), reason="children are found in /proc")
 
@@ -42,8 +43,8 @@ def children(process: int) -> Iterator[int]:
         yield from map(int, (task / "children").read_text().split())
 
 
-def until(condition: Callable[[], bool], seconds: float) -> bool:
-    end = time.monotonic() + seconds
+def until(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + PATIENCE
     while time.monotonic() < end and not condition():
         time.sleep(0.05)
     return condition()
@@ -56,11 +57,11 @@ def test_trainings_end_with_their_parent(end: signal.Signals, tmp_path: Path) ->
     parent = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], env={**os.environ, **path})
     found: list[int] = []
     try:
-        assert until(lambda: len([*children(parent.pid)]) >= 3, 60)  # two workers and Python's resource tracker
+        assert until(lambda: len([*children(parent.pid)]) >= 3)  # two workers and Python's resource tracker
         found = [*children(parent.pid)]
         parent.send_signal(end)
-        parent.wait(10)
-        assert until(lambda: not any(map(running, found)), 15), "processes still run"
+        parent.wait(PATIENCE)
+        assert until(lambda: not any(map(running, found))), "processes still run"
     finally:
         parent.kill()
         for child in filter(running, found):
@@ -72,6 +73,6 @@ def test_a_guarded_process_ends_with_its_parent(module: str) -> None:
     """The child waits for a request; the process id that it gets does not belong to its parent."""
     child = subprocess.Popen([sys.executable, "-m", module, "1"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     try:
-        assert child.wait(60) == 1
+        assert child.wait(PATIENCE) == 1
     finally:
         child.kill()

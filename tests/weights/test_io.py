@@ -260,9 +260,9 @@ HOSTILE: dict[str, tuple[object, bytes, int | None, str]] = {
 def test_hostile_file_is_refused(tmp_path: Path, case: str) -> None:
     header, data, length, expected = HOSTILE[case]
     path = write_raw(tmp_path, header, data, length)
-    started = time.monotonic()
+    started = time.process_time()
     message = refusal(lambda: Checkpoint(tmp_path))
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10
     assert message.startswith(str(path)) and expected in message
 
 
