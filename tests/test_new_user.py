@@ -6,10 +6,12 @@ Every command runs in a separate process, in the same folder.
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import os
 import random
+import re
 import shutil
 import statistics
 import subprocess
@@ -22,6 +24,7 @@ from typing import Any
 import pytest
 
 import anyformer as af
+from anyformer.objectives.metrics import ANSWERS
 
 REPO = Path(__file__).resolve().parents[1]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -111,6 +114,57 @@ def test_tagged_words(shell: Shell, tmp_path: Path) -> None:
     (answer,) = shell("run", "tag", "runs/names", "Rosalind lives in Ljubljana.", "--json").stdout.splitlines()
     words = {each["word"]: each["entity_group"] for each in json.loads(answer)}
     assert words == {"Rosalind": "PER", "Ljubljana": "LOC"}, "whole words, each with its label"
+
+
+def test_questions_about_numbers(shell: Shell, tmp_path: Path, shared_data: Path) -> None:
+    """A small reader from scratch finds dates and numbers in texts that it has not seen, better than any rule."""
+    with gzip.open(shared_data / "qa_squad11_part" / "squad11_train_part.jsonl.gz", "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    asks = re.compile(r"(when|in what year|what year|how many|how much|in which year)\b", re.IGNORECASE)
+    rows = [row for row in rows if asks.match(row["question"])]
+    lines = [json.dumps({name: row[name] for name in ("question", "context", "answer")}) for row in rows]
+    (tmp_path / "numbers.jsonl").write_text("\n".join(lines))
+    changes = ("steps=240", "evaluate.every=60", "objective.length=200", "objective.stride=40")
+    settings = [word for change in (*changes, "objective.question_length=40") for word in ("--set", change)]
+    log = shell("train", "--questions", "numbers.jsonl", *settings)
+    assert f"{len(rows)} questions about" in log.stderr
+    found = json.loads(shell("eval", "runs/numbers", "--json", "--save", "answers.jsonl").stdout)
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    wanted, score = [row["wanted"] for row in answers], ANSWERS.functions["f1"]
+    numbers = [re.findall(r"\d[\d,.]*", row["context"]) or [""] for row in answers]
+    guesses = [[row[i] for row in numbers] for i in (0, -1)]  # the first and the last number of the text
+    guesses += [[" ".join(row["context"].split()[:count]) for row in answers] for count in (2, 5, 10, 20)]
+    baseline = max(score(guess, wanted) for guess in guesses)
+    print(f"\n{len(rows)} questions, {len(answers)} held out: {found}; the best rule: f1 {baseline:.1f}")
+    assert found["f1"] > baseline + 5 and found["exact_match"] > 10, (baseline, found)
+    text = "It was built in 1921."
+    (answer,) = shell("run", "answer", "runs/numbers", "When was it built?", text, "--json").stdout.splitlines()
+    assert json.loads(answer)[0]["answer"] in text
+
+
+def test_sentence_embeddings_and_search(shell: Shell, tmp_path: Path, shared_data: Path) -> None:
+    """A small encoder from scratch learns to find the German translation of an English caption."""
+    for split, count in (("train", 8000), ("val", None)):
+        columns = []
+        for language in ("en", "de"):
+            with gzip.open(shared_data / "multi30k" / f"{split}.{language}.gz", "rt", encoding="utf-8") as file:
+                columns.append(file.read().splitlines()[:count])
+        with (tmp_path / f"{split}.csv").open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([("english", "german"), *zip(*columns)])
+    both = ("--column", "english", "--column", "german")
+    train = ("train", "--csv", "train.csv", *both, "--similar", "--valid", "val.csv")
+    shell(*train, "--set", "steps=1", "--set", "optimizer.lr=1e-9", "--out", "untrained")
+    shell(*train, "--set", "steps=60", "--set", "evaluate.every=30")
+    before, after = (json.loads(shell("eval", folder, "--json").stdout) for folder in ("untrained", "runs/train"))
+    print(f"\nbefore: {before}\nafter: {after}")
+    assert before["examples"] == 1014 and before["recall_at_10"] < 0.2 and after["recall_at_10"] > 0.4
+    shell("index", "runs/train", "val.csv", "--column", "german")
+    queries = [row["english"] for row in csv.DictReader((tmp_path / "val.csv").open(encoding="utf-8", newline=""))]
+    (tmp_path / "queries.txt").write_text("\n".join(queries), encoding="utf-8")
+    found = shell("search", "val.index", "--file", "queries.txt", "--top-k", "10", "--json").stdout.splitlines()
+    hits = [number in [one["row"] for one in json.loads(line)] for number, line in enumerate(found, 2)]
+    share = sum(hits) / len(hits)
+    assert share == pytest.approx(after["recall_at_10"], abs=0.005)  # eval lists equal texts once
 
 
 def test_images_with_a_broken_one(shell: Shell, tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_flags_that_do_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str
     for more, why in (
         (["--prompt", "ask"], "--prompt and --answer belong together"),
         (["--prompt", "ask", "--answer", "say"], "give a checkpoint as --model"),
-        (["--prompt", "ask", "--answer", "say", "--label", "say"], "give one of --label, --target and --prompt"),
+        (["--prompt", "ask", "--answer", "say", "--label", "say"], "give one of --label, --target, --prompt and"),
         (["--prompt", "ask", "--answer", "say", "--model", "gpt2"], "give a checkpoint as --model"),
     ):
         assert cli.main([*csv, *more]) == 2

@@ -307,7 +307,7 @@ def test_a_description_of_no_family_learns_labels(place: Path, capsys: pytest.Ca
     (("--csv", "bad.csv", "--label", "kind"), "bad.csv: column 'kind' has a single value, 'good', in all 2 rows (3 rows"
      " skipped: 2 because column 'kind' is empty, 1 because 1 values for 2 columns)"),
     (("--csv", "films.csv", "--label", "id", "--column", "text"), "'id' has a different value in each of its 32 rows"),
-    (("--csv", "films.csv", "--target", "kind", "--label", "kind"), "give one of --label, --target and --prompt"),
+    (("--csv", "films.csv", "--target", "kind", "--label", "kind"), "give one of --label, --target, --prompt and"),
     (("--csv", "films.csv", "--target", "kindd", "--column", "text"), "no column 'kindd'; did you mean 'kind'?"),
     (("--csv", "none.csv", "--target", "kind"), "none.csv: no row has a text in 'text' and in 'kind'"),
     (("--text", "none.txt"), "none.txt: too little text; the last tenth is held out"),

@@ -30,6 +30,8 @@ VERBS = {
     "generate": "Continue a prompt and stream the text",
     "chat": "Chat with a model, with a history and commands",
     "run": "Run a task: fill masks, classify, tag, answer, embed, translate, ...",
+    "index": "Store the vectors of a file's texts, for search",
+    "search": "Find texts by meaning in a file that `index` wrote",
     "train": "Train a model by a recipe or on your data, or resume a run",
     "glue": "Fine-tune a model for each of GLUE's nine tasks and report its score",
     "fetch": "Fetch or generate the data of a recipe",

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from anyformer.train.run import Run
 
-KINDS = ("text", "csv", "jsonl", "images", "tags")  # flags that name the data
+KINDS = ("text", "csv", "jsonl", "images", "tags", "questions")  # flags that name the data
 TABLES = ("csv", "jsonl")
 APPLIES_TO = {  # a flag -> the data flags that it applies to
     "label": (*TABLES, "tags"),
     "target": TABLES,
-    "column": (*TABLES, "tags"),
+    "column": (*TABLES, "tags", "questions"),
     "delimiter": ("csv",),
-    "encoding": ("text", *TABLES, "tags"),
+    "encoding": ("text", *TABLES, "tags", "questions"),
     "multi_label": TABLES,
     "prompt": TABLES,
     "answer": TABLES,
+    "similar": TABLES,
 }
 
 
@@ -41,6 +42,7 @@ def data_flags(parser: argparse.ArgumentParser) -> None:
     add("--jsonl", metavar="FILE", help="a file of JSON lines; see --label")
     add("--images", metavar="DIR", help="a folder with one folder of images per class")
     add("--tags", metavar="FILE", help="words with tags: CoNLL columns, or JSON lines")
+    add("--questions", metavar="FILE", help="questions, texts and their answers: JSON lines, or SQuAD's format")
     add("--label", metavar="COLUMN", action=Once, help="column to predict; with --tags a name, or a number from 1")
     add("--target", metavar="COLUMN", action=Once, help="column of texts to write, such as translations")
     add(
@@ -48,10 +50,12 @@ def data_flags(parser: argparse.ArgumentParser) -> None:
         metavar="COLUMN",
         action="append",
         default=[],
-        help="column of the texts (twice for pairs); with --tags of the words",
+        help="column of the texts (twice for pairs); with --tags of the words; with --questions three times: the"
+        " question, the text, the answer",
     )
     add("--prompt", metavar="COLUMN", action=Once, help="column of prompts, for a decoder that learns to answer")
     add("--answer", metavar="COLUMN", action=Once, help="column of the answers to --prompt")
+    add("--similar", action="store_true", help="the texts of two --columns belong together: train sentence embeddings")
     add("--multi-label", metavar="SEPARATOR", help="a row has any number of labels, with this text between them")
     add("--delimiter", metavar="CHAR", help="delimiter of --csv (default: detected)")
     add("--encoding", metavar="NAME", help="encoding of the files (default: detected)")
@@ -67,8 +71,8 @@ def given_kinds(options: argparse.Namespace) -> list[str]:
         raise ValueError("--multi-label needs --label COLUMN")
     if bool(options.prompt) != bool(options.answer):
         raise ValueError("--prompt and --answer belong together: the columns of prompts and of answers")
-    if sum(bool(value) for value in (options.label, options.target, options.prompt)) > 1:
-        raise ValueError("give one of --label, --target and --prompt")
+    if sum(bool(value) for value in (options.label, options.target, options.prompt, options.similar)) > 1:
+        raise ValueError("give one of --label, --target, --prompt and --similar")
     return given
 
 
@@ -85,10 +89,10 @@ def own_run(options: argparse.Namespace, labels: Sequence[str] = ()) -> Run:
         if os.environ.get("RANK", "0") == "0":
             print(line, file=sys.stderr)
 
-    if options.csv and not (options.label or options.target or options.prompt):
+    if options.csv and not (options.label or options.target or options.prompt or options.similar):
         raise ValueError(
             "--csv needs --label COLUMN, the column to predict, --target COLUMN, the texts to write, "
-            "or --prompt COLUMN and --answer COLUMN, for a decoder"
+            "--prompt COLUMN and --answer COLUMN, for a decoder, or --similar, for sentence embeddings"
         )
     if options.images is not None:
         from anyformer.recipes.shared.own_images import from_images
@@ -101,6 +105,10 @@ def own_run(options: argparse.Namespace, labels: Sequence[str] = ()) -> Run:
             raise ValueError("--tags reads one --column of words")
         words = options.column[0] if options.column else None
         return from_tags(options.tags, words, options.label, options.model, encoding=options.encoding, tell=tell)
+    if options.questions is not None:
+        from anyformer.recipes.shared.own_questions import from_questions
+
+        return from_questions(options.questions, options.column, options.model, encoding=options.encoding, tell=tell)
     if options.text is not None:
         return from_text(options.text, options.model, encoding=options.encoding, tell=tell)
     path, jsonl = options.csv or options.jsonl, options.jsonl is not None
@@ -114,6 +122,10 @@ def own_run(options: argparse.Namespace, labels: Sequence[str] = ()) -> Run:
         source = source.replace(required=(options.prompt, options.answer))
         talks = Conversations(source=source, prompt=options.prompt, answer=options.answer)
         return answers_run(talks, path, options.model, tell)
+    if options.similar:
+        from anyformer.recipes.shared.own_similar import from_similar
+
+        return from_similar(path, options.column, options.model, **reading, tell=tell)
     if options.target is not None:
         from anyformer.recipes.shared.own_pairs import from_pairs
 

@@ -15,7 +15,7 @@ from textwrap import shorten
 from typing import Any
 
 from anyformer.cli import listing, tell
-from anyformer.cli.search import families_called, mentions
+from anyformer.cli.find_mentions import families_called, mentions
 from anyformer.cli.texts import as_json
 from anyformer.specs.messages import plain
 

@@ -1,6 +1,7 @@
 """Train a model. RECIPE is a name from --list, a run.json, or the folder of a run. Or use your own data: --text FOLDER
 trains a language model, --csv FILE --label COLUMN a text classifier, --csv FILE --target COLUMN a model that translates
-or summarizes, --images FOLDER an image classifier, --tags FILE a tagger of words; --model starts from another model.
+or summarizes, --images FOLDER an image classifier, --tags FILE a tagger of words, --questions FILE a model that answers
+questions, --csv FILE --similar sentence embeddings; --model starts from another model.
 
 Every field of the description can be set: --set steps=2000 --set optimizer.lr=1e-3; --freeze embedding keeps a part
 of the model fixed. The folder keeps the description, the environment, metrics.jsonl and checkpoints; a run that was

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from anyformer.cli.search import is_in
+from anyformer.cli.find_mentions import is_in
 from anyformer.specs.messages import nearest, plain
 
 

@@ -206,8 +206,9 @@ class Numbers(Source):
 class Held(Subset):
     """Splits a source that has no validation split: of every `one_in` consecutive rows, one random row is held out. If
     `stratify` names the column of the classes, this applies to each class separately: a class of at least two rows is
-    in both parts. `seed` belongs to the split, so that runs with different seeds hold out the same rows. If the train
-    and valid sources of a run have different files, every row of both is used.
+    in both parts. If `group` names a column, rows with the same value stay together: of every `one_in` values, one is
+    held out. `seed` belongs to the split, so that runs with different seeds hold out the same rows. If the train and
+    valid sources of a run have different files, every row of both is used.
 
     `Data(train=Held(source=x, one_in=20), valid=Held(source=x, one_in=20, out=True))`"""
 
@@ -215,6 +216,12 @@ class Held(Subset):
     out: bool = False
     seed: Natural = 0
     stratify: str | None = None
+    group: str | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.stratify is not None and self.group is not None:
+            raise ValueError("Held: give stratify or group, not both")
 
     @property
     def whole(self) -> Source:
@@ -225,6 +232,9 @@ class Held(Subset):
 
     def choose(self, rows: Iterator[Row]) -> Iterator[Row]:
         """Split in one pass. Only one row per class is kept: the row that is held out if its group ends here."""
+        if self.group is not None:
+            yield from self._choose_groups(list(rows), self.group)  # reads all rows into memory
+            return
         random = np.random.default_rng(self.seed)
         groups: dict[str, _Group] = {}
         for row in rows:
@@ -233,7 +243,7 @@ class Held(Subset):
                 if not self.out:
                     yield row
                 continue
-            kind = self._class(row, known=bool(groups))
+            kind = "" if self.stratify is None else self._value(row, self.stratify, known=bool(groups))
             group = groups.setdefault(kind, _Group())
             group.size += 1
             replaced = drawn * group.size < 1  # reservoir sampling: every row of the group is equally likely
@@ -249,17 +259,29 @@ class Held(Subset):
             if group.row is not None and held == self.out:
                 yield group.row
 
-    def _class(self, row: Row, known: bool) -> str:
-        """Return the class of a row; `known`: an earlier row had a class."""
-        if self.stratify is None or row.example is None:
-            return ""
+    def _choose_groups(self, rows: list[Row], group: str) -> Iterator[Row]:
+        """Split the first rows of all groups; the other rows follow them."""
+        first: dict[str, Row] = {}
+        values = [None if row.example is None else self._value(row, group, known=bool(first)) for row in rows]
+        for value, row in zip(values, rows):
+            if value is not None:
+                first.setdefault(value, row)
+        chosen = {row.place for row in self.replace(group=None).choose(iter(first.values()))}
+        for value, row in zip(values, rows):
+            if not self.out if value is None else first[value].place in chosen:
+                yield row
+
+    def _value(self, row: Row, column: str, known: bool) -> str:
+        """Return the value of a row by which rows are split; `known`: an earlier row had one."""
+        assert row.example is not None
         try:
-            return str(reach(row.example, self.source.columns.get(self.stratify, self.stratify)))
+            return str(reach(row.example, self.source.columns.get(column, column)))
         except KeyError as error:
             if known:
                 return ""  # the objective reports this row
-            column, place = error.args[0], row.place
-            raise ValueError(f"{place}: no column {column!r} to stratify by; {nearest(column, row.example)}") from None
+            use, missing = "stratify" if self.group is None else "group", error.args[0]
+            known_names = nearest(missing, row.example)
+            raise ValueError(f"{row.place}: no column {missing!r} to {use} by; {known_names}") from None
 
 
 @dataclasses.dataclass

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,7 +30,8 @@ from anyformer.specs.messages import quote
 class Answer(Objective):
     """Columns "question", "context" and "answers": {"text": [..], "answer_start": [..]} or a list of {"text": ..,
     "answer_start": ..}; the first answer is learnt. If "answers" is a text, its location is in the column
-    "answer_start" (a character offset) or in "start_token" and "end_token" (word indices)."""
+    "answer_start" (a character offset) or in "start_token" and "end_token" (word indices). Without a location, it is
+    the first occurrence of the answer in the context. An empty answer means that there is none."""
 
     optional_columns: ClassVar[tuple[str, ...]] = ("answer_start", "start_token", "end_token")
     command: ClassVar[str] = "run answer RUN QUESTION CONTEXT"
@@ -131,24 +133,47 @@ class Answer(Objective):
 
 def answer_span(example: Mapping[str, Any], context: str) -> tuple[int, int] | None:
     """Return the answer's (start, end) in characters of the context, `end` excluded; None if there is no answer."""
+    if isinstance(field(example, "answers"), str) and "start_token" in example:
+        return words_span(example, context)
+    answer = first_answer(example)
+    if answer is None:
+        return None
+    text, start = answer
+    if start is None:
+        offsets = find_answer(text, context)
+        if not offsets:
+            raise ValueError(f"the answer {quote(text)} is not in the context")
+        start = offsets[0]
+    elif not isinstance(start, int) or start < 0 or context[start : start + len(text)] != text:
+        raise ValueError(f"the answer {quote(text)} is not at character {start} of the context")
+    return start, start + len(text)
+
+
+def first_answer(example: Mapping[str, Any]) -> tuple[str, Any] | None:
+    """Return the first answer and its character offset in the context, None if the offset is not given. Return None if
+    there is no answer."""
     answers = field(example, "answers")
     if isinstance(answers, Mapping):
         texts, starts = answers.get("text", ()), answers.get("answer_start", ())
-        answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts)]
-    if isinstance(answers, str):
-        if "start_token" in example:
-            return words_span(example, context)
-        answers = [{"text": answers, "answer_start": field(example, "answer_start")}] if answers else []
+        answers = [{"text": text, "answer_start": start} for text, start in zip_longest(texts, starts)]
+    if isinstance(answers, str) or answers is None:
+        answers = [{"text": answers, "answer_start": example.get("answer_start")}] if answers else []
     if not isinstance(answers, Sequence):
         raise ValueError(f"column 'answers' holds {type(answers).__name__}, not text, a list or {{text, answer_start}}")
     if not answers:
         return None
-    if not isinstance(answers[0], Mapping):
-        raise ValueError("column 'answers': each answer must be {text, answer_start}")
-    text, start = text_of(answers[0], "text"), field(answers[0], "answer_start")
-    if not isinstance(start, int) or start < 0 or context[start : start + len(text)] != text:
-        raise ValueError(f"the answer {quote(text)} is not at character {start} of the context")
-    return start, start + len(text)
+    first = {"text": answers[0]} if isinstance(answers[0], str) else answers[0]
+    if not isinstance(first, Mapping):
+        raise ValueError("column 'answers': each answer must be a text or {text, answer_start}")
+    text = text_of(first, "text")
+    return (text, first.get("answer_start")) if text else None
+
+
+def find_answer(text: str, context: str) -> list[int]:
+    """Return the offsets of an answer in a context: its occurrences in whole words, or all if there are none."""
+    exact = re.escape(text)
+    matches = [*re.finditer(rf"(?<!\w){exact}(?!\w)", context)] or [*re.finditer(exact, context)]
+    return [match.start() for match in matches]
 
 
 def words_span(example: Mapping[str, Any], context: str) -> tuple[int, int]:
@@ -192,6 +217,7 @@ def right_answers(example: Example) -> list[str]:
     given = example["answers"]
     if isinstance(given, Mapping):
         given = given.get("text", ())
-    if isinstance(given, str):
-        given = [given] if given else []
-    return list(dict.fromkeys(one["text"] if isinstance(one, Mapping) else str(one) for one in given))
+    if isinstance(given, str) or given is None:
+        given = [given or ""]
+    texts = (one["text"] if isinstance(one, Mapping) else str(one) for one in given)
+    return list(dict.fromkeys(filter(None, texts)))

@@ -199,6 +199,24 @@ def _error_rate(name: str) -> Metric:
     return score
 
 
+# -- search: a prediction is a list of texts, the best first -----------------------------------------------------------
+
+LISTED = 10  # texts of a prediction
+
+
+def _recall(count: int) -> Metric:
+    def score(predicted: Values, wanted: Values) -> float:
+        return sum(right in found[:count] for found, right in zip(predicted, wanted)) / len(predicted)
+
+    return score
+
+
+def _reciprocal_rank(predicted: Values, wanted: Values) -> float:
+    """Return the mean of 1 / rank of the right text; 0 if it is not listed."""
+    ranks = (found.index(right) + 1 if right in found else None for found, right in zip(predicted, wanted))
+    return sum(1 / rank for rank in ranks if rank is not None) / len(predicted)
+
+
 # -- metrics by kind of prediction ------------------------------------------------------------------------------------
 
 
@@ -272,6 +290,13 @@ TEXTS = Metrics(
     more=("rouge1", "rouge2", "rougeL", "rougeLsum", "bleu_tokenized"),
     trial=(("a",), ("a",)),
     right=lambda predicted, wanted: predicted in _references([wanted])[0],
+)
+NEAREST = Metrics(
+    "nearest texts",
+    {"recall_at_10": _recall(LISTED), "recall_at_1": _recall(1), "mrr_at_10": _reciprocal_rank},
+    usual=("recall_at_10", "recall_at_1", "mrr_at_10"),
+    trial=((("a",),), ("a",)),
+    right=lambda predicted, wanted: predicted[0] == wanted,
 )
 TRANSCRIPTS = Metrics(
     "transcripts",

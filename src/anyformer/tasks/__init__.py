@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["TASKS", "TaskInfo", "open_model"]
 
 _PUBLIC = {task.function: f"{__name__}.each.{task.function}" for task in TASKS.values()}
-_PUBLIC |= {"open_model": f"{__name__}.task", "play": f"{__name__}.each.play"}  # play is not a command
+_PUBLIC |= {name: f"{__name__}.each.{name}" for name in ("play", "index", "search")}  # not commands of `run`
+_PUBLIC["open_model"] = f"{__name__}.task"
 
 
 def __getattr__(name: str) -> Any:

@@ -141,6 +141,7 @@ COMMON: dict[str, ConfigField] = {
     "id2label": Ignored(None, "label names; their number is num_labels"),
     "label2id": Ignored(None, "label names"),
     "num_labels": Ignored(None, "read with id2label"),
+    "sentence_pooling": Ignored(None, "set by our training of sentence embeddings: how a text's vector is pooled"),
     "label_all_tokens": Ignored(None, "set by our taggers if every token of a word has a label, not only the first"),
     "_num_labels": Ignored(None, "an old name of num_labels that nothing reads"),
     "problem_type": Ignored(None, "the type of labels; read by classification heads"),

@@ -76,3 +76,11 @@ def classification_loss(logits: Tensor, labels: Tensor, problem: Problem | None,
     if problem == "regression":
         return Loss(F.mse_loss(scores.float(), labels.float(), reduction="sum"), labels.numel())
     return binary_loss(logits, labels)
+
+
+def contrastive_loss(scores: Tensor) -> Tensor:
+    """Return the sum of the losses of B pairs (InfoNCE) from scores (B, B), where row i belongs to column i: the mean
+    of the cross-entropies of rows over columns and of columns over rows."""
+    labels = torch.arange(len(scores), device=scores.device)
+    rows, columns = (F.cross_entropy(each.float(), labels, reduction="sum") for each in (scores, scores.t()))
+    return (rows + columns) / 2

@@ -16,7 +16,7 @@ from anyformer.kernels.capture import can_read_values
 from anyformer.parts.base import PartModule
 from anyformer.parts.feedforward.balance import Balance
 from anyformer.parts.head.base import Head, HeadModule, NamedTensors, Outputs
-from anyformer.parts.head.losses import Loss
+from anyformer.parts.head.losses import Loss, contrastive_loss
 from anyformer.parts.head.pool import Pool
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import Kind
@@ -93,9 +93,7 @@ class SimilarityModule(PartModule, of=SimilarityHead):
 
     def pair_loss_sum(self, scores: Tensor) -> Tensor:
         """Return the sum of the losses of B pairs, from scores (B, B)."""
-        labels = torch.arange(len(scores), device=scores.device)
-        both = [F.cross_entropy(each.float(), labels, reduction="sum") for each in (scores, scores.t())]
-        return (both[0] + both[1]) / 2
+        return contrastive_loss(scores)
 
 
 class SpacesHead(Head, sees="itself", called=("VATT", "MIL-NCE")):

@@ -10,10 +10,10 @@ from anyformer.data import Data, Held, Source
 Notify = Callable[[str], object]  # receives a line on how the data is read
 
 
-def held_out(source: Source, stratify: str | None = None) -> Data:
-    """Hold out one row in ten for validation, in each class if `stratify` names the label column. Rows that cannot be
-    used are skipped, counted and reported."""
-    held = Held(source=source, one_in=10, out=True, stratify=stratify)
+def held_out(source: Source, stratify: str | None = None, group: str | None = None) -> Data:
+    """Hold out one row in ten for validation, in each class if `stratify` names the label column. Rows with the same
+    value in the column `group` stay together. Rows that cannot be used are skipped, counted and reported."""
+    held = Held(source=source, one_in=10, out=True, stratify=stratify, group=group)
     return Data(train=held.replace(out=False), valid=held, unfit="skip")
 
 

@@ -50,7 +50,8 @@ def with_labels(name: str, labels: tuple[str, ...], ending: str = CLASSIFIER) ->
     architecture = class_for_labels(spec, ending)
     if architecture is not None:
         family = families.find(spec.family)
-        table = {field: thaw(spec.with_labels(labels).source[field]) for field in ("id2label", "label2id")}
+        names = ("id2label", "label2id") if labels else ()
+        table = {field: thaw(spec.with_labels(labels).source[field]) for field in names}
         with contextlib.suppress(ValueError):  # the description has changes that a config cannot express
             return family.read({**family.write(spec), "architectures": [architecture], **table})
     if ending != CLASSIFIER:

@@ -11,13 +11,11 @@ from torch import Tensor
 from anyformer.models import Call
 from anyformer.objectives.batches import Batch, Record
 from anyformer.objectives.heads import model_inputs
+from anyformer.objectives.sentence_pooling import POOLS, pool_of, pool_states
 from anyformer.specs.messages import nearest, quote
 from anyformer.tasks.options import Raw, Truncate
 from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, start_run
 from anyformer.tasks.towers import text_vectors, tower
-from anyformer.weights.io import read_json
-
-POOLS = ("cls", "mean", "last")
 
 
 def embed(
@@ -33,9 +31,9 @@ def embed(
     one vector per text, or {"error": message} for a text that fails; torch.stack joins vectors to one tensor (N, D).
 
     `pool` selects the final hidden states that represent the text: "cls" (the first), "mean" (of all) or "last". The
-    default is the folder's (1_Pooling/config.json), otherwise "mean", or "last" for a decoder, because only its last
-    token has seen the whole text. An encoder-decoder uses its encoder; a model with a head for text vectors (CLIP)
-    uses that head.
+    default is that of the training (or of 1_Pooling/config.json), otherwise "mean", or "last" for a decoder, because
+    only its last token has seen the whole text. An encoder-decoder uses its encoder; a model with a head for text
+    vectors (CLIP) uses that head.
 
     >>> a, b = embed("a/model/folder", ["A dog barks.", "A dog is barking."])  # doctest: +SKIP
     >>> float(a @ b)  # doctest: +SKIP
@@ -48,7 +46,7 @@ def embed(
         return text_vectors(request, raw=raw, truncate=truncate)
     if request.model.spec.towers:
         raise ValueError("pool: a two-tower model has its own text vector; leave pool out")
-    pool = pool or default_pool(request)
+    pool = pool or pool_of(request.model.spec, request.model.folder)
 
     def finish(run: TaskRun, records: list[Record]) -> list[Any]:
         vectors: list[Any] = [None] * len(records)
@@ -69,29 +67,3 @@ def last_hidden_states(request: TaskRun, batch: Batch) -> Tensor:
     x = model.encode(call)[0] if model.spec.pair else model.hidden_states(call).x
     model.check_finite({"last_hidden_state": x}, call, resumed=False)
     return x.float()
-
-
-def pool_states(x: Tensor, mask: Tensor | None, pool: str) -> Tensor:
-    """(B, T, D) -> (B, D); `mask` (B, T) is 0 for padding, which may be on either side."""
-    if mask is None:
-        mask = torch.ones(x.shape[:2], dtype=torch.long, device=x.device)
-    if pool == "mean":
-        weights = mask[..., None].to(x.dtype)
-        return (x * weights).sum(1) / weights.sum(1)
-    rows, positions = torch.arange(len(x), device=x.device), torch.arange(x.shape[1], device=x.device)
-    return x[rows, mask.argmax(-1) if pool == "cls" else (positions * mask).argmax(-1)]
-
-
-def default_pool(request: TaskRun) -> str:
-    """Return the pooling in the file of sentence-transformers, or the usual pooling for the model."""
-    folder = request.model.folder
-    if folder is not None and (folder / "1_Pooling" / "config.json").is_file():
-        config = read_json(folder / "1_Pooling" / "config.json")
-        names = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens", "last": "pooling_mode_lasttoken"}
-        chosen = [pool for pool, name in names.items() if config.get(name)]
-        enabled = [name for name, on in config.items() if name.startswith("pooling_mode") and on is True]
-        if len(chosen) != 1 or len(enabled) != 1:
-            raise ValueError(f"{folder / '1_Pooling'}: the file enables {', '.join(enabled) or 'nothing'}; set pool")
-        return chosen[0]
-    spec = request.model.spec
-    return "mean" if spec.pair or not spec.left_to_right else "last"

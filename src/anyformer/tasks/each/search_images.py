@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from pathlib import Path
 from typing import Annotated, Any, Unpack
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from anyformer.inputs.image import files
 from anyformer.specs.messages import quote
 from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, start_run
 from anyformer.tasks.towers import image_vectors, text_vectors, towers
+from anyformer.tasks.vector_index import best_rows, fingerprint, read_index, write_index
 
 
 def search_images(
@@ -49,9 +47,7 @@ def search_images(
     def result(text: Any) -> Any:
         if isinstance(text, dict) or table is None:
             return text if isinstance(text, dict) else errors
-        best = (table @ text).topk(min(top_k, len(readable)))
-        ranked = zip(best.indices.tolist(), best.values.tolist())
-        return [*({"file": readable[i], "score": score} for i, score in ranked), *errors]
+        return [*({"file": readable[i], "score": score} for i, score in best_rows(table, text, top_k)), *errors]
 
     texts = text_vectors(request)
     return result(texts) if request.one else list(map(result, texts))
@@ -62,9 +58,9 @@ def picture_vectors(
 ) -> tuple[dict[str, Tensor], list[dict[str, str]]]:
     """Return the vector (D,) of each picture, from the index if it is up to date, and {"file", "error"} for pictures
     that cannot be read. `names` maps each file to its size and modification time."""
-    fingerprint, stored = identity(request), {}
+    model, stored = fingerprint(towers(request).image), {}
     if index is not None and index.exists():
-        stored = read_index(index, fingerprint)
+        stored = stored_vectors(index, model)
     known = {name: vector for name, (state, vector) in stored.items() if names.get(name) == state}
     new: Any = [{"image": name, "file": name} for name in names if name not in known]
     read = image_vectors(dataclasses.replace(request, rows=new, one=False, lost=[])) if new else []
@@ -73,26 +69,17 @@ def picture_vectors(
     vectors = {name: known[name] for name in names if name in known}
     if index is not None and vectors and (len(errors) < len(new) or vectors.keys() != stored.keys()):
         states = json.dumps({name: names[name] for name in vectors})
-        save_file({"vectors": torch.stack([*vectors.values()])}, index, {"model": fingerprint, "files": states})
+        write_index(index, {"model": model, "files": states}, {"vectors": torch.stack([*vectors.values()])})
     return vectors, errors
 
 
-def read_index(index: Path, fingerprint: str) -> dict[str, tuple[str, Any]]:
+def stored_vectors(index: Path, model: str) -> dict[str, tuple[str, Tensor]]:
     """Read an index: file -> (its size and modification time when it was read, its vector)."""
-    try:
-        with safe_open(index, "pt") as file:
-            about, vectors = file.metadata() or {}, file.get_tensor("vectors")
-            states = json.loads(about["files"])
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise ValueError(f"{index} is not an index of pictures: {error}") from None
-    if about.get("model") != fingerprint:
+    about, tensors = read_index(index, "pictures", ("files",))
+    if about["model"] != model:
         raise ValueError(f"{index} was written with a different model; give another file")
-    return {name: (state, vector) for (name, state), vector in zip(states.items(), vectors)}
-
-
-def identity(request: TaskRun) -> str:
-    """Return a fingerprint of the image tower's weights."""
-    digest = hashlib.sha256()
-    for name, tensor in towers(request).image.state_dict().items():
-        digest.update(f"{name} {tuple(tensor.shape)} {float(tensor.double().sum())!r}".encode())
-    return digest.hexdigest()
+    try:
+        states = json.loads(about["files"])
+        return {name: (state, vector) for (name, state), vector in zip(states.items(), tensors["vectors"], strict=True)}
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{index} is not an index of pictures: {error}") from None
