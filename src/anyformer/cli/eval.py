@@ -115,7 +115,7 @@ def described_run(options: argparse.Namespace, home: Path) -> Run:
         raise ValueError("give a recipe or --csv FILE: MODEL is not the folder of a run, so its data is unknown")
     run = own_run(options)
     theirs = description_of(run.model).labels
-    if set(theirs) == set(run.objective.labels):  # in the order of the model
+    if theirs and set(theirs) == set(run.objective.labels):  # in the order of the model
         run = run.replace(objective=run.objective.replace(labels=theirs))
     return change_run(run, options.set)
 
