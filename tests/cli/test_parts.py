@@ -13,7 +13,7 @@ import torch
 
 import anyformer as af
 from anyformer import cli
-from anyformer.cli import listing, search
+from anyformer.cli import find_mentions, listing
 from anyformer.cli import parts as verb
 from anyformer.models import Model
 from anyformer.parts.condition import AdaptiveNorm
@@ -178,7 +178,7 @@ def test_a_term_that_nothing_mentions_is_a_mistake(run: Command) -> None:
     for term in ("paged attention", "DPO", "prompt tuning"):
         assert "did you mean" not in run("parts", term)[2], term
     assert "did you mean 'Rope'?" in run("parts", "Rotery")[2]
-    assert not search.is_in("act", "a character") and search.is_in("warm-up", "warmup")
+    assert not find_mentions.is_in("act", "a character") and find_mentions.is_in("warm-up", "warmup")
 
 
 def test_one_kind_is_told_whole(run: Command) -> None:

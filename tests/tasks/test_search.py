@@ -100,8 +100,8 @@ def test_mistakes(
     save_file({"rows": tensors["rows"]}, "other.index")
     (tmp_path / "t.csv").write_text("text\na\n")
     (tmp_path / "empty.txt").write_text("\n\n")
-    capsys.readouterr()
     given = words.format(model=model, other=folders("BertForMaskedLM")).split()
+    capsys.readouterr()
     assert cli.main(given) == 2
     out, err = capsys.readouterr()
     assert out == "" and line in err and err.count("\n") == 1, err

@@ -22,7 +22,7 @@ from anyformer.train.start import setup
 SMALL = ["--set", "model.encoder.depth=1", "--set", "vocabulary.size=300", "--set", "steps=2", "--set",
          "evaluate.every=2", "--set", "batch.examples=8", "--device", "cpu"]  # fmt: skip
 TOWNS = ("Rome", "Oslo", "Lima", "Cairo", "Quito", "Delhi", "Paris", "Tunis", "Seoul", "Accra", "Dakar", "Hanoi")
-CONTEXT = "Rom Rome, also: Rome"
+CONTEXT = "Romeo Rome, also: Rome"
 
 
 def row(i: int, **changes: Any) -> dict[str, Any]:
@@ -105,11 +105,11 @@ def test_the_formats_of_questions(place: Path) -> None:
 
 
 @pytest.mark.parametrize("answers, span", [
-    ("Rome", (4, 8)),  # the first whole word
-    (["Rome", "Ro"], (4, 8)),
-    ({"text": ["Rome"], "answer_start": [16]}, (16, 20)),
-    ({"text": ["Rome"]}, (4, 8)),
-    ([{"text": "ome"}], (5, 8)),  # not a whole word anywhere
+    ("Rome", (6, 10)),  # the first whole word
+    (["Rome", "Ro"], (6, 10)),
+    ({"text": ["Rome"], "answer_start": [18]}, (18, 22)),
+    ({"text": ["Rome"]}, (6, 10)),
+    ([{"text": "ome"}], (1, 4)),  # not a whole word anywhere
     ("", None), (None, None), ([], None), ({"text": [], "answer_start": []}, None),
 ], ids=str)  # fmt: skip
 def test_where_an_answer_is(answers: Any, span: Any) -> None:
@@ -139,7 +139,7 @@ def test_questions_for_other_models(place: Path) -> None:
     (("--questions", "lost.jsonl"), "lost.jsonl: no answer can be learnt; 1 rows skipped: 1 because the answer 'x' is"),
     (("--questions", "faq.jsonl", "--column", "question"), "--questions takes --column three times"),
     (("--questions", "faq.jsonl", "--label", "answer"), "--label goes with --csv, --jsonl, --tags"),
-    (("--questions", "faq.jsonl", "--model", "vit-b16"), "--model vit-b16: its family has no class ForQuestionAnswering"),
+    (("--questions", "faq.jsonl", "--model", "vit-b16"), "vit-b16: its family has no class ForQuestion"),
     (("--csv", "pairs.csv", "--similar"), "--similar needs --column twice"),
     (("--csv", "pairs.csv", "--similar", "--column", "ask", "--column", "sai"), "no column 'sai'; did you mean 'say'?"),
     (("--csv", "pairs.csv", "--similar", "--label", "say"), "give one of --label, --target, --prompt and --similar"),

@@ -116,7 +116,7 @@ def described_run(options: argparse.Namespace, home: Path) -> Run:
         raise ValueError("give a recipe or --csv FILE: MODEL is not the folder of a run, so its data is unknown")
     theirs = description_of(model_of(options.model)).labels
     run = own_run(options, theirs)
-    if {*run.objective.labels} <= {*theirs} and run.objective.labels:  # the data may lack classes
+    if run.objective.labels and {*run.objective.labels} <= {*theirs}:  # the data may lack classes
         run = run.replace(objective=run.objective.replace(labels=theirs))
     return change_run(run, options.set)
 

@@ -24,7 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--overwrite", action="store_true", help="replace the file of --out if it exists")
     add("--column", metavar="NAME", help="column of the texts (default: found by its name)")
     add("--encoding", metavar="NAME", help="encoding of the file (default: detected)")
-    add("--pool", metavar="POOL", help="cls, mean or last (default: that of the model's training)")
+    add("--pool", metavar="POOL", help="cls, mean or last (default: as in training)")
     add("--batch", type=int, metavar="N", default=32, help="texts per batch (default: 32)")
     add("--offline", action="store_true", help="do not use the network; read only local folders and the cache")
     device_flag(parser)

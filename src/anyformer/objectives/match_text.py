@@ -33,7 +33,7 @@ class MatchText(Objective, called=("sentence embeddings", "multiple negatives ra
     text over the pairs of the batch and of each pair over its texts; scores are cosines divided by `temperature`.
 
     The negatives are the other pairs of the same micro-batch on the same device, so a larger micro-batch teaches more.
-    Two rows with an equal text are no negatives of each other. Texts are truncated to `length` tokens."""
+    Rows with an equal text are not each other's negatives. Texts are truncated to `length` tokens."""
 
     command: ClassVar[str] = "run embed RUN TEXT"
     metrics: ClassVar[Metrics] = NEAREST

@@ -34,8 +34,8 @@ def pool_states(x: Tensor, mask: Tensor | None, pool: str) -> Tensor:
 
 
 def pool_of(spec: Model, folder: Path | None) -> SentencePool:
-    """Return the pooling with which a model was trained: in its description, or in the file of sentence-transformers.
-    If neither has one, return the usual pooling for the model."""
+    """Return the pooling in a trained model's description, or in the file of sentence-transformers. If neither has one,
+    return the usual pooling for the model."""
     usual: SentencePool = "mean" if spec.pair or not spec.left_to_right else "last"
     trained = spec.source.get(SOURCE)
     if trained in POOLS:

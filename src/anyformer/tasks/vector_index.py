@@ -1,4 +1,4 @@
-"""The file in which searches store vectors: safetensors, with the fingerprint of the model that computed them."""
+"""Files of vectors for searches: safetensors, with the fingerprint of the model that computed the vectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Store the vectors of texts in a file, in which `search` finds texts by meaning."""
+"""Store the vectors of texts in a file for `search`, which finds texts by meaning."""
 
 from __future__ import annotations
 
@@ -56,6 +56,6 @@ def index(
 
 
 def name_of(model: Source, folder: Path | None) -> str:
-    """Return the name with which `search` opens the model: an absolute path, or a hub id."""
+    """Return the name that `search` opens: an absolute path, or a hub id."""
     name = os.path.expanduser(model) if isinstance(model, str | Path) else str(folder or "")
     return os.path.abspath(name) if os.path.isdir(hub.run_of(name)[0]) else name
