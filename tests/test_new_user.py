@@ -190,13 +190,13 @@ def test_a_part_of_their_own(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_rare_intents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """30 intents with 150 to 3 rows: class weights raise the macro F1 on a test file (docs/howto/csv.md)."""
+    """30 intents with 150 to 3 rows: oversampling raises the mean macro F1 of three seeds (docs/results/training.md)."""
     monkeypatch.syspath_prepend(str(REPO / "benchmarks"))
     import intents
 
-    found = intents.measure(tmp_path, ("without", "balanced"))
-    without, balanced = (statistics.mean(found[kind]) for kind in ("without", "balanced"))
-    assert balanced > without > 0.3, found
+    found = intents.measure(tmp_path)
+    without, oversampled = (statistics.mean(found[kind]) for kind in ("without", "oversampled"))
+    assert oversampled > without, found
 
 
 def queries(count: int, seed: int) -> list[tuple[str, str]]:
@@ -228,8 +228,9 @@ def write_table(path: Path, header: tuple[str, ...], rows: list[tuple[str, ...]]
 
 CHATML = """{% for m in messages %}{% if loop.first and m.role != 'system' %}<|im_start|>system
 You are a helpful assistant<|im_end|>
-{% endif %}{{ '<|im_start|>' + m.role + '\\n' }}{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}
-{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""  # as Qwen2's, with marks
+{% endif %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.role == 'assistant' %}{% generation %}
+{{- m.content + '<|im_end|>' }}{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\\n' }}
+{%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""  # as Qwen2's, with marks
 
 
 def qwen(folder: Path) -> None:
@@ -278,12 +279,8 @@ def test_prompts_and_answers(shell: Shell, tmp_path: Path) -> None:
         prompt = oracle.apply_chat_template(talk[:1], add_generation_prompt=True, return_dict=True)["input_ids"]
         end = ids.index(oracle.eos_token_id, len(prompt)) + 1
         labels = [-100] * len(prompt) + ids[len(prompt) : end] + [-100] * (len(ids) - end)
-        marked = CHATML.replace("{% generation %}", "{% if m.role == 'assistant' %}{% generation %}").replace(
-            "{% endgeneration %}", "{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}"
-        )
-        masked = oracle.apply_chat_template(
-            talk, chat_template=marked, return_dict=True, return_assistant_tokens_mask=True
-        )
+        marked = {"chat_template": CHATML, "return_assistant_tokens_mask": True}
+        masked = oracle.apply_chat_template(talk, return_dict=True, **marked)
         assert masked["input_ids"] == ids and oracle.decode(ids[len(prompt) : end]) == f"{sql}<|im_end|>"
         assert labels == [i if own else -100 for i, own in zip(ids, masked["assistant_masks"], strict=True)]
         wanted[tuple(ids)] = labels
@@ -291,7 +288,7 @@ def test_prompts_and_answers(shell: Shell, tmp_path: Path) -> None:
     split = DataSplit(folder)
     assert len(split) == 144
     for i in range(len(split)):
-        record = split[i]
+        record = split.record(i)
         assert record["labels"].tolist() == wanted[tuple(record["input_ids"].tolist())]
 
     start = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "qwen")
