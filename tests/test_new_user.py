@@ -271,7 +271,7 @@ def test_prompts_and_answers(shell: Shell, tmp_path: Path) -> None:
     shell("train", *columns, *few)
     shell("train", *columns, *few, "--lora", "--out", "runs/lora")
 
-    oracle = transformers.AutoTokenizer.from_pretrained(tmp_path / "qwen")
+    oracle = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "qwen")  # its own splits, not Qwen2's
     wanted = {}
     for question, sql in rows:
         talk = [{"role": "user", "content": question}, {"role": "assistant", "content": sql}]

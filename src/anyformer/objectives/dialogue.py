@@ -80,7 +80,7 @@ class Dialogue(Objective, called=("SFT", "instruction tuning", "chat", "supervis
             messages = example["messages"]
             answers = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
             for last in reversed(answers):
-                given = {"template": self.template, "tools": example.get("tools")}
+                given: dict[str, Any] = {"template": self.template, "tools": example.get("tools")}
                 ids = chat.encode(job.tokenizer, messages[:last], **given)
                 answer = str(messages[last].get("content") or "").strip()
                 tokens = len(job.tokenizer.encode(answer, add_special_tokens=False))
