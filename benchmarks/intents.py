@@ -28,7 +28,8 @@ ACTIONS = {
 }  # fmt: skip
 THINGS = {
     "card": ("card", "debit card", "plastic"), "transfer": ("transfer", "payment", "wire"),
-    "fee": ("fee", "charge", "cost"), "loan": ("loan", "credit", "mortgage"), "account": ("account", "login", "profile"),
+    "fee": ("fee", "charge", "cost"), "loan": ("loan", "credit", "mortgage"),
+    "account": ("account", "login", "profile"),
 }  # fmt: skip
 BEGIN = ("I want to", "can you help me", "please let me", "hi, I need to", "how do I", "is it possible to")
 BETWEEN = ("my", "the", "a new", "this", "my old")
@@ -72,11 +73,15 @@ def macro_f1(folder: Path, kind: str, seed: int, steps: int) -> float:
     """Train with one kind of balance and return the macro F1 on the test file."""
     out = f"runs/{kind}-{seed}"
     settings = ["--set", f"seed={seed}", "--set", f"steps={steps}", "--device", "cpu", "--out", out]
-    anyformer(folder, "train", "--csv", "intents.csv", "--label", "intent", "--test", "test.csv", *FLAGS[kind], *settings)
+    anyformer(
+        folder, "train", "--csv", "intents.csv", "--label", "intent", "--test", "test.csv", *FLAGS[kind], *settings
+    )
     return float(json.loads(anyformer(folder, "eval", out, "--json", "--device", "cpu"))["macro_f1"])
 
 
-def measure(folder: Path, kinds: Sequence[str] = tuple(FLAGS), seeds: int = 3, steps: int = 400) -> dict[str, list[float]]:
+def measure(
+    folder: Path, kinds: Sequence[str] = tuple(FLAGS), seeds: int = 3, steps: int = 400
+) -> dict[str, list[float]]:
     """Return the macro F1 of each kind, one value per seed."""
     write(folder)
     return {kind: [macro_f1(folder, kind, seed, steps) for seed in range(seeds)] for kind in kinds}

@@ -244,30 +244,34 @@ def test_a_part_of_their_own(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_rare_intents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """30 intents with 150 to 3 rows: class weights raise the macro F1 on a test file (docs/howto/csv.md)."""
+    """30 intents with 150 to 3 rows: oversampling raises the mean macro F1 of three seeds (docs/results/training.md)."""
     monkeypatch.syspath_prepend(str(REPO / "benchmarks"))
     import intents
 
-    found = intents.measure(tmp_path, ("without", "balanced"))
-    without, balanced = (statistics.mean(found[kind]) for kind in ("without", "balanced"))
-    assert balanced > without > 0.3, found
+    found = intents.measure(tmp_path)
+    without, oversampled = (statistics.mean(found[kind]) for kind in ("without", "oversampled"))
+    assert oversampled > without, found
 
 
 def queries(count: int, seed: int) -> list[tuple[str, str]]:
     """Schemas with a question, and the SQL that answers it. Tables, columns and values vary independently."""
-    tables = {"users": ("name", "age", "city"), "orders": ("total", "status", "day"), "films": ("title", "year", "genre")}
+    tables = {
+        "users": ("name", "age", "city"),
+        "orders": ("total", "status", "day"),
+        "films": ("title", "year", "genre"),
+    }
     draw, rows = random.Random(seed), []
     for _ in range(count):
         table = draw.choice([*tables])
         chosen, tested = draw.sample(tables[table], 2)
         value, schema = draw.randrange(10, 60), f"{table}({', '.join(tables[table])})"
         question, sql = draw.choice([
-            (f"the {chosen} of {table} with {tested} {value}", f"SELECT {chosen} FROM {table} WHERE {tested} = {value}"),
-            (f"how many {table} have {tested} above {value}", f"SELECT COUNT(*) FROM {table} WHERE {tested} > {value}"),
-            (f"the {value} {table} with the largest {chosen}", f"SELECT * FROM {table} ORDER BY {chosen} DESC LIMIT {value}"),
-            (f"all {table} by {chosen}", f"SELECT * FROM {table} ORDER BY {chosen}"),
+            (f"the {chosen} of {table} with {tested} {value}", f"{chosen} FROM {table} WHERE {tested} = {value}"),
+            (f"how many {table} have {tested} above {value}", f"COUNT(*) FROM {table} WHERE {tested} > {value}"),
+            (f"the {value} {table} with the largest {chosen}", f"* FROM {table} ORDER BY {chosen} LIMIT {value}"),
+            (f"all {table} by {chosen}", f"* FROM {table} ORDER BY {chosen}"),
         ])  # fmt: skip
-        rows.append((f"{schema}: {question}", sql))
+        rows.append((f"{schema}: {question}", f"SELECT {sql}"))
     return rows
 
 
@@ -276,33 +280,11 @@ def write_table(path: Path, header: tuple[str, ...], rows: list[tuple[str, ...]]
         csv.writer(file).writerows([header, *rows])
 
 
-def test_text_to_sql(shell: Shell, tmp_path: Path) -> None:
-    """Exact match on questions of which none is in the training file, greedily and with four beams."""
-    train = queries(900, 0)
-    test = [row for row in queries(200, 1) if row not in train][:60]
-    for name, rows in (("sql", train), ("new", test)):
-        write_table(tmp_path / f"{name}.csv", ("question", "sql"), rows)
-    shell("train", "--csv", "sql.csv", "--column", "question", "--target", "sql", "--test", "new.csv", "--device", "cpu")
-    scores = [json.loads(shell("eval", "runs/sql", "--json", "--num-beams", n).stdout) for n in (1, 4)]
-    assert [each["examples"] for each in scores] == [len(test)] * 2
-    assert all(each["exact_match"] > 60 for each in scores), scores
-    shell("eval", "runs/sql", "--report", "--save", "said.csv", "--num-beams", 4)
-    said = list(csv.DictReader((tmp_path / "said.csv").open(encoding="utf-8")))
-    right = sum(row["right"] == "True" for row in said)
-    assert 100 * right / len(said) == pytest.approx(scores[1]["exact_match"])
-    shell("convert", "runs/sql", "exported", "--format", "hf")
-    transformers = pytest.importorskip("transformers")
-    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "exported")
-    read = af.processor(tmp_path / "exported")
-    for row in said[:5]:
-        ids = theirs.generate(**read(row["source"]), num_beams=4, do_sample=False, max_new_tokens=64)[0]
-        assert read.decode(ids, skip_special_tokens=True).strip() == row["predicted"]
-
-
 CHATML = """{% for m in messages %}{% if loop.first and m.role != 'system' %}<|im_start|>system
 You are a helpful assistant<|im_end|>
-{% endif %}{{ '<|im_start|>' + m.role + '\\n' }}{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}
-{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""  # as Qwen2's, with marks
+{% endif %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.role == 'assistant' %}{% generation %}
+{{- m.content + '<|im_end|>' }}{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\\n' }}
+{%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""  # as Qwen2's, with marks
 
 
 def qwen(folder: Path) -> None:
@@ -343,7 +325,7 @@ def test_prompts_and_answers(shell: Shell, tmp_path: Path) -> None:
     shell("train", *columns, *few)
     shell("train", *columns, *few, "--lora", "--out", "runs/lora")
 
-    oracle = transformers.AutoTokenizer.from_pretrained(tmp_path / "qwen")
+    oracle = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "qwen")  # its own splits, not Qwen2's
     wanted = {}
     for question, sql in rows:
         talk = [{"role": "user", "content": question}, {"role": "assistant", "content": sql}]
@@ -351,12 +333,8 @@ def test_prompts_and_answers(shell: Shell, tmp_path: Path) -> None:
         prompt = oracle.apply_chat_template(talk[:1], add_generation_prompt=True, return_dict=True)["input_ids"]
         end = ids.index(oracle.eos_token_id, len(prompt)) + 1
         labels = [-100] * len(prompt) + ids[len(prompt) : end] + [-100] * (len(ids) - end)
-        marked = CHATML.replace("{% generation %}", "{% if m.role == 'assistant' %}{% generation %}").replace(
-            "{% endgeneration %}", "{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}"
-        )
-        masked = oracle.apply_chat_template(
-            talk, chat_template=marked, return_dict=True, return_assistant_tokens_mask=True
-        )
+        marked = {"chat_template": CHATML, "return_assistant_tokens_mask": True}
+        masked = oracle.apply_chat_template(talk, return_dict=True, **marked)
         assert masked["input_ids"] == ids and oracle.decode(ids[len(prompt) : end]) == f"{sql}<|im_end|>"
         assert labels == [i if own else -100 for i, own in zip(ids, masked["assistant_masks"], strict=True)]
         wanted[tuple(ids)] = labels
@@ -364,7 +342,7 @@ def test_prompts_and_answers(shell: Shell, tmp_path: Path) -> None:
     split = DataSplit(folder)
     assert len(split) == 144
     for i in range(len(split)):
-        record = split[i]
+        record = split.record(i)
         assert record["labels"].tolist() == wanted[tuple(record["input_ids"].tolist())]
 
     start = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "qwen")
@@ -374,7 +352,9 @@ def test_prompts_and_answers(shell: Shell, tmp_path: Path) -> None:
         assert valid[-1] < valid[0] < 7, valid
         shell("convert", run, f"exported-{run[5:]}", "--format", "hf")
         theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / f"exported-{run[5:]}")
-        moved = {name for name, value in theirs.state_dict().items() if not torch.equal(value, start.state_dict()[name])}
+        moved = {
+            name for name, value in theirs.state_dict().items() if not torch.equal(value, start.state_dict()[name])
+        }
         assert all(("_proj" in name) for name in moved) == (run == "runs/lora") and moved
         read, ours = af.processor(tmp_path / run), af.load(tmp_path / run)
         prompt = read.tokenizer.chat([{"role": "user", "content": rows[0][0]}])

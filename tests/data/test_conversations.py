@@ -155,7 +155,10 @@ def test_other_files_of_conversations(
     saved = ["--save", "saved.csv", "--report", "--device", "cpu"]
     assert cli.main(["eval", "runs/x", "--csv", "y.csv", *saved]) == 0, capsys.readouterr().err
     assert "2 mistakes:" in capsys.readouterr().out
-    assert [row["prompt"] for row in csv.DictReader(Path("saved.csv").open())] == ["who, then?", "list it"]
+    assert [row["prompt"] for row in csv.DictReader(Path("saved.csv").read_text().splitlines())] == [
+        "who, then?",
+        "list it",
+    ]
     assert cli.main(["eval", "runs/x", "--csv", "y.csv", "--prompt", "ask", "--answer", "say"]) == 2
     assert "--prompt, --answer: the columns are those of the run" in capsys.readouterr().err
 

@@ -371,7 +371,12 @@ def test_images_are_read_as_at_inference(tmp_path):
     plain.save(folder / "3.png", exif=exif)
     plain.save(folder / "4.gif", save_all=True, append_images=[plain.rotate(90)])
     read = [row["image"][..., 0] for row in good(ImageFolder(path=str(tmp_path)), "image")]
-    assert [image.tolist() for image in read] == [ramp.tolist(), ramp.tolist(), np.rot90(ramp, -1).tolist(), ramp.tolist()]
+    assert [image.tolist() for image in read] == [
+        ramp.tolist(),
+        ramp.tolist(),
+        np.rot90(ramp, -1).tolist(),
+        ramp.tolist(),
+    ]
     write(folder / "5.png", b"")
     assert bad(ImageFolder(path=str(tmp_path)))[0] == (f"{folder}/5.png", "the file is empty")
 

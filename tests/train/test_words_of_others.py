@@ -12,8 +12,9 @@ import pytest
 import anyformer as af
 import vocabularies
 from anyformer import cli, families
-from anyformer.cli.settings import change_run
+from anyformer.cli.settings import OTHER_WORDS, change_run
 from anyformer.recipes import groups, recipe, recipes
+from anyformer.specs.addresses import value_at
 from anyformer.train.run import Pretrained
 
 
@@ -40,6 +41,11 @@ def test_other_words_get_a_hint(run: Any, change: str, why: str) -> None:
     with pytest.raises(ValueError) as error:
         change_run(run, [change])
     assert why in str(error.value)
+
+
+def test_every_hint_is_a_field_of_a_run(run: Any) -> None:
+    for field in OTHER_WORDS.values():
+        value_at(run, field.partition("=")[0].partition(" ")[0])
 
 
 def test_a_checkpoint_is_fixed(run: Any, tmp_path: Path) -> None:

@@ -81,8 +81,8 @@ def delimiter_of(options: argparse.Namespace) -> str | None:
 
 
 def own_run(options: argparse.Namespace, labels: Sequence[str] = ()) -> Run:
-    """Return a run on the user's own data. Rank 0 reports on stderr how the data is read. `labels` are those of a trained
-    model; a table need not contain all of them."""
+    """Return a run on the user's own data. Rank 0 reports on stderr how the data is read. `labels` are those of a
+    trained model; a table need not contain all of them."""
     from anyformer.recipes.shared.own_text import from_table, from_text
 
     def tell(line: str) -> None:

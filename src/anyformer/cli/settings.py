@@ -32,7 +32,7 @@ def setting(text: str) -> tuple[str, Any]:
 OTHER_WORDS = {
     "lr": "optimizer.lr", "learning_rate": "optimizer.lr", "weight_decay": "optimizer.weight_decay",
     "batch_size": "batch.examples", "warmup": "schedule.warmup", "warmup_steps": "schedule.warmup",
-    "max_length": "batch.length", "max_steps": "steps", "dropout": "model.*.dropout", "fp16": "precision=fp16",
+    "max_length": "batch.length", "max_steps": "steps", "fp16": "precision=fp16",
     "bf16": "precision=bf16", "epochs": "steps (a run counts steps, and prints how many epochs they are)",
     "num_train_epochs": "steps (a run counts steps, and prints how many epochs they are)",
     "gradient_accumulation_steps": "batch.micro", "per_device_train_batch_size": "batch.examples",

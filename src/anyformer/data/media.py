@@ -42,7 +42,7 @@ class _UnreadableFile(Exception):
 
 
 class ImageFolder(Folder):
-    """{"image": (H, W, C) bytes, "label": class}, upright, resized to `size` (H, W) if given; grey with `channels` 1."""
+    """{"image": (H, W, C) bytes, "label": class}, upright. `size` (H, W) resizes them; `channels` 1 makes them grey."""
 
     size: tuple[int, int] | None = None
     channels: int = 3

@@ -60,7 +60,11 @@ class JSONLines(Files, called=("jsonl",)):
                 if line is None:
                     yield Row(place, None, problem)
                 elif line.strip():
-                    if first and line.lstrip().startswith("[") and (values := _list_in(file, self.encoding)) is not None:
+                    if (
+                        first
+                        and line.lstrip().startswith("[")
+                        and (values := _list_in(file, self.encoding)) is not None
+                    ):
                         yield from (_as_row(f"{file}:{i}", value) for i, value in enumerate(values, 1))
                         break
                     first = False

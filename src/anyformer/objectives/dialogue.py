@@ -19,7 +19,6 @@ from anyformer.objectives.metrics import TEXTS, Metrics
 from anyformer.objectives.objective import PERPLEXITY, Example, Objective, Predictions, Predictor
 from anyformer.specs.field_types import TwoOrMore
 
-
 MORE_TOKENS = 20  # a generated answer may be this much longer than the longest right answer
 
 
@@ -81,7 +80,7 @@ class Dialogue(Objective, called=("SFT", "instruction tuning", "chat", "supervis
             messages = example["messages"]
             answers = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
             for last in reversed(answers):
-                given = {"template": self.template, "tools": example.get("tools")}
+                given: dict[str, Any] = {"template": self.template, "tools": example.get("tools")}
                 ids = chat.encode(job.tokenizer, messages[:last], **given)
                 answer = str(messages[last].get("content") or "").strip()
                 tokens = len(job.tokenizer.encode(answer, add_special_tokens=False))
@@ -90,7 +89,9 @@ class Dialogue(Objective, called=("SFT", "instruction tuning", "chat", "supervis
             asked.append({"input_ids": array(ids), "labels": array(ids)})
             wanted.append(answer)
             longest = max(longest, tokens)
-        return Predictions(job.texts(self, asked, num_beams=job.num_beams, max_new_tokens=longest + MORE_TOKENS), wanted)
+        return Predictions(
+            job.texts(self, asked, num_beams=job.num_beams, max_new_tokens=longest + MORE_TOKENS), wanted
+        )
 
     def inputs_of(self, example: Example) -> dict[str, Any]:
         asked = [message["content"] for message in example["messages"] if message.get("role") != "assistant"]

@@ -79,7 +79,7 @@ def label_number(value: Any, labels: Sequence[str], column: str) -> int:
 @functools.cache
 def numeric_labels(labels: tuple[str, ...]) -> dict[float, int]:
     """Return the index of each label that is a number, by its value."""
-    values = {}
+    values = dict[float, int]()
     for i, label in enumerate(labels):
         with contextlib.suppress(ValueError):
             values.setdefault(float(label), i)

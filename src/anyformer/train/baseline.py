@@ -48,9 +48,7 @@ def class_weights_of(objective: Objective) -> list[float] | None:
     return [objective.class_weights.get(label, 1.0) for label in objective.labels]
 
 
-def frequency_baseline(
-    train: list[int], valid: list[int], weights: list[float] | None = None
-) -> tuple[float, float]:
+def frequency_baseline(train: list[int], valid: list[int], weights: list[float] | None = None) -> tuple[float, float]:
     """Return the validation loss of the (add-one smoothed) training frequencies, and the accuracy of always predicting
     the most frequent label. `train` and `valid` are the number of rows per label. With `weights` of the labels in the
     loss, the frequencies are those of weighted rows."""
