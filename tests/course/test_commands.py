@@ -153,7 +153,8 @@ def test_odd_texts(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [("norms", "1 2 nan"), ("elo", "A:inf B:1"), ("regression", "1:nan"), ("matching", "0:0 1:1e400"),
-     ("auxiliary", "nan"), ("attention", "a b", "--scale", "nan"), ("activations", "1 -inf"), ("state-space", "1 1e39")],
+     ("auxiliary", "nan"), ("attention", "a b", "--scale", "nan"), ("activations", "1 -inf"),
+     ("state-space", "1 1e39")],
 )  # fmt: skip
 def test_numbers_must_be_finite(run: Run, arguments: tuple[str, ...]) -> None:
     code, out, err = run("show", *arguments)
