@@ -58,7 +58,7 @@ def main() -> None:
 def screenshot(page: Page, name: str, top: float, bottom: float) -> None:
     clip = {"x": 0, "y": top, "width": 760, "height": bottom - top}
     image = Image.open(io.BytesIO(page.screenshot(full_page=True, clip=clip)))
-    image.quantize(64).save(HERE / name, optimize=True)
+    image.quantize(256).save(HERE / name, optimize=True)
 
 
 if __name__ == "__main__":
