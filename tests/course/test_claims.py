@@ -95,7 +95,8 @@ def sizes(falls: float = 0.5, start: float = 4.0, guessing: float = 5.0) -> list
     """Losses of three sizes by step; cost is proportional to size. `falls`: per step, largest size, last seed."""
     speed = {1e3: 0.2, 4e3: 0.35, 16e3: 0.5}
     return [
-        {"parameters": N, "seed": seed, "step": step, "steps": 8, "tokens": 8000, "flops": 6 * N * 8000, "guessing": guessing,
+        {"parameters": N, "seed": seed, "step": step, "steps": 8, "tokens": 8000, "flops": 6 * N * 8000,
+         "guessing": guessing,
          "loss": (start if N > 1e3 else 4.0) - (falls if (N, seed) == (16e3, 2) else fall) * step**0.5}
         for N, fall in speed.items() for seed in SEEDS for step in range(1, 9)
     ]  # fmt: skip
