@@ -665,6 +665,7 @@ NEVER_DRAWN = {
         ("AutoencoderModel", "ConvDecoder", "KLDecoder", "GumbelCodes", "RoundedCodes", "GaussianLatent"), AGAIN
     ),
     **dict.fromkeys(("TwoStreams", "OrderedText"), ORDER),
+    "LastTokenStartModel": "an EncoderDecoderModel with a different first input for labels: test_encoder_decoder.py",
     "LikelySpans": SPANS,
     "SparseHead": "with labels, its scores are one row per label: the catalogue's suite",
     "PredictionPool": "`pool` draws only Pool; tested by the catalogue's suite",

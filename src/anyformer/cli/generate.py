@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anyformer.cli import tell
-from anyformer.cli.settings import MODEL, device_flag
+from anyformer.cli.settings import MODEL, add_flag, device_flag
 from anyformer.cli.texts import as_json, text_of
+from anyformer.tasks.table import TASKS
 
 if TYPE_CHECKING:
     from anyformer.generation.writing import TextStream
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 KERNELS = ("auto", "eager", "sdpa", "flex")
+SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "seed")  # options of the task `write`
 LENGTH = 128  # new tokens if neither the command nor the model's files set it
 LARGEST = 16 * 2**20  # bytes of a prompt
 
@@ -50,27 +52,8 @@ def writing_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--max-new-tokens", type=int, metavar="N", help=f"longest text, in tokens (default: the model's, else {LENGTH})"
     )
-    add("--do-sample", action="store_true", default=None, help="sample tokens instead of taking the most likely")
-    add(
-        "--temperature",
-        type=float,
-        metavar="X",
-        help="sampling temperature: lower is more predictable, higher more varied",
-    )
-    add("--top-k", type=int, metavar="N", help="sample from the N most likely tokens")
-    add(
-        "--top-p",
-        type=float,
-        metavar="X",
-        help="sample from the smallest set of tokens whose probabilities sum to X (nucleus sampling)",
-    )
-    add(
-        "--min-p",
-        type=float,
-        metavar="X",
-        help="sample from tokens with at least X times the probability of the most likely one",
-    )
-    add("--seed", type=int, metavar="N", help="seed of sampling: the same seed gives the same text")
+    for name in SAMPLING:
+        add_flag(parser, name, TASKS["write"].flags[name])
     add("--stop", metavar="TEXT", action="append", help="stop before this text; can be repeated")
     add("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
     device_flag(parser)
@@ -178,7 +161,7 @@ def check_reads_text(folder: Path) -> None:
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """Return the generation options that were given as flags."""
-    names = ("max_new_tokens", "num_beams", "do_sample", "temperature", "top_k", "top_p", "min_p", "seed")
+    names = ("max_new_tokens", "num_beams", *SAMPLING)
     return {name: value for name in names if (value := getattr(options, name, None)) is not None}
 
 

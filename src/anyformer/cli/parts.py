@@ -79,7 +79,8 @@ def only_ours() -> bool:
 def ask_kinds(name: str | None, address: str | None) -> tuple[list[Kind], bool]:
     """Return the kinds with this name, or that fit at this address, and whether to show their details."""
     from anyformer.models import Model
-    from anyformer.specs.part import Part, abstract, kinds_for, kinds_named, slot_types, type_name
+    from anyformer.specs.field_types import type_name
+    from anyformer.specs.part import Part, abstract, kinds_for, kinds_named, slot_types
     from anyformer.specs.slots import slot_at
     from anyformer.train.run import Run, every_kind
 

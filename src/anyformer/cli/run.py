@@ -16,7 +16,7 @@ from typing import Any
 from anyformer.cli import Mistake, Parser, tell
 from anyformer.cli.generate import DTYPES, visible
 from anyformer.cli.predictions import InputTable, check_out, read_table, write_results
-from anyformer.cli.settings import MODEL, device_flag
+from anyformer.cli.settings import MODEL, add_flag, device_flag
 from anyformer.cli.texts import as_json, text_of
 from anyformer.specs.messages import nearest
 from anyformer.tasks import TASKS, TaskInfo
@@ -81,14 +81,7 @@ def parser_of(task: str) -> Parser:
     )
     own = parser.add_argument_group(f"options of {task}")
     for name, flag in about.flags.items():
-        names = [flag.short] * bool(flag.short) + [f"--{name.replace('_', '-')}"]
-        if flag.kind is bool:
-            action = argparse.BooleanOptionalAction if flag.negated else "store_true"
-            own.add_argument(*names, help=flag.help, action=action, default=None)
-        else:
-            metavar = {int: "N", float: "X"}.get(flag.kind, name.upper())
-            action = "append" if flag.several else "store"
-            own.add_argument(*names, help=flag.help, action=action, type=flag.kind, metavar=metavar)
+        add_flag(own, name, flag)
     return parser
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from anyformer.tasks.options import Flag
     from anyformer.train.run import Run
 
 MODEL = "a model folder, a run (its best model; RUN@last is the newest) or a hub id"
@@ -98,3 +99,15 @@ def default_file(name: str, mark: bytes) -> str:
 def device_flag(parser: argparse.ArgumentParser) -> None:
     about = "auto (a GPU if there is one, else cpu), cpu, cuda, cuda:1, mps"
     parser.add_argument("--device", metavar="NAME", default="auto", help=about)
+
+
+def add_flag(parser: argparse._ActionsContainer, name: str, flag: Flag) -> None:
+    """Add an option of a task."""
+    names = [flag.short] * bool(flag.short) + [f"--{name.replace('_', '-')}"]
+    if flag.kind is bool:
+        action = argparse.BooleanOptionalAction if flag.negated else "store_true"
+        parser.add_argument(*names, help=flag.help, action=action, default=None)
+    else:
+        metavar = {int: "N", float: "X"}.get(flag.kind, name.upper())
+        action = "append" if flag.several else "store"
+        parser.add_argument(*names, help=flag.help, action=action, type=flag.kind, metavar=metavar)

@@ -7,6 +7,7 @@ from typing import Any
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, divides, tied
+from anyformer.families.gpt2 import GPT2
 from anyformer.families.shared.heads import causal_mask
 from anyformer.parts import (
     Attention, Block, Causal, ClassifyHead, DecoderModel, LMHead, LastToken, LayerNorm, MLP, Normal, Pool, Sinusoidal,
@@ -84,12 +85,7 @@ CTRL = Family(
     weights=WEIGHTS,
     prefix="transformer.",
     checks=(divides("n_head", "n_embd"),),
-    aliases={
-        "hidden_size": "n_embd",
-        "max_position_embeddings": "n_positions",
-        "num_attention_heads": "n_head",
-        "num_hidden_layers": "n_layer",
-    },
+    aliases=GPT2.aliases,
     dropped=("~pos_encoding",),
     sizes={"ctrl": Size({}, 1.63e9)},
 )

@@ -99,7 +99,7 @@ def xlnet(folder: Path, kind: str, config: dict[str, Any], special: dict[str, st
 def siglip(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
     """Read SigLIP, which removes punctuation and, by default, capitals before the file's normalization."""
     core = sentencepiece.build(sentencepiece.read(folder / next(n for n in PIECES if (folder / n).is_file())))
-    steps = [normalizers.Lowercase()] if config.get("do_lower_case", True) else []
+    steps: list[Any] = [normalizers.Lowercase()] if config.get("do_lower_case", True) else []
     steps += [normalizers.Replace(Regex(r"[!-/:-@\[-`{-~]"), ""), *([core.normalizer] if core.normalizer else [])]
     core.normalizer = normalizers.Sequence(
         [*steps, normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip(left=False)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import types
 import typing
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any
@@ -103,3 +104,19 @@ def check_ranges(part: Any) -> None:
         value = getattr(part, name)
         if value is not None and not (type(value) in NUMBERS and low <= value <= high):
             limits.check(value, f"{type(part).__name__}.{name}")
+
+
+def type_name(hint: Any) -> str:
+    """Return a type as source code."""
+    if isinstance(hint, type) and not typing.get_args(hint):
+        return "None" if hint is type(None) else hint.__name__
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(map(type_name, inner))
+    if origin is typing.Annotated:
+        return f"{type_name(inner[0])} ({', '.join(str(limits) for limits in inner[1:] if isinstance(limits, Range))})"
+    if origin is typing.Literal:
+        return " | ".join(map(repr, inner))
+    if inner:
+        return f"{getattr(origin, '__name__', origin)}[{', '.join('...' if i is ... else type_name(i) for i in inner)}]"
+    return str(hint).removeprefix("typing.")

@@ -23,7 +23,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal, Self, TypeVar, dataclass_transform
 
-from anyformer.specs.field_types import Range, check_ranges
+from anyformer.specs.field_types import check_ranges, type_name
 from anyformer.specs.frozen import Table as Table
 from anyformer.specs.frozen import freeze as freeze
 from anyformer.specs.frozen import is_flat as is_flat
@@ -327,22 +327,6 @@ def with_defaults(kind: type[Part], where: str) -> Part:
         fields = ", ".join(f"{name}=..." for name in needed) or "..."
         raise ValueError(f"{where}: got the class {kind.__name__}; write {kind.__name__}({fields})")
     return kind()
-
-
-def type_name(hint: Any) -> str:
-    """Return a type as source code."""
-    if isinstance(hint, type) and not typing.get_args(hint):
-        return "None" if hint is type(None) else hint.__name__
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return " | ".join(map(type_name, inner))
-    if origin is typing.Annotated:
-        return f"{type_name(inner[0])} ({', '.join(str(limits) for limits in inner[1:] if isinstance(limits, Range))})"
-    if origin is typing.Literal:
-        return " | ".join(map(repr, inner))
-    if inner:
-        return f"{getattr(origin, '__name__', origin)}[{', '.join('...' if i is ... else type_name(i) for i in inner)}]"
-    return str(hint).removeprefix("typing.")
 
 
 # -- kinds ------------------------------------------------------------------------------------------------------------

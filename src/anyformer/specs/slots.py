@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from importlib.metadata import entry_points
 from typing import Any
 
-from anyformer.specs.field_types import annotated_hints
+from anyformer.specs.field_types import annotated_hints, type_name
 from anyformer.specs.messages import nearest, quote
-from anyformer.specs.part import ANY, Part, abstract, fits, kinds_for, no_fit, slot_types, type_name
+from anyformer.specs.part import ANY, Part, abstract, fits, kinds_for, no_fit, slot_types
 
 NOT_CONTAINERS = (None, typing.Union, types.UnionType, typing.Annotated)
 GROUP = "anyformer.parts"  # entry point group of packages that define Parts

@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from anyformer import families
-from anyformer.data import Bytes, Data, Held, Loader, Plan, PythonDocs, Source, TextFiles, Words
-from anyformer.evaluate import mean_losses
+from anyformer.data import Bytes, Data, Held, PythonDocs, Source, TextFiles, Words
 from anyformer.lab.scale import SIZE
 from anyformer.lab.trials import Place
 from anyformer.models import Model
-from anyformer.objectives.objective import Objective
 from anyformer.recipes.shared.encoder import SPECIAL
 from anyformer.specs.codec import override
 from anyformer.train.trainer import Callback, StepResult, Trainer
@@ -122,17 +120,6 @@ def processor_seconds(run: Callable[[], Any], device: str, times: int = 3) -> fl
             torch.cuda.synchronize()
         seconds.append(clock() - begin)
     return statistics.median(seconds[1:])
-
-
-def held_out_loss(trainer: Trainer, objective: Objective, examples: int, most: int = 16, term: str = "loss") -> float:
-    """Return the mean of a term of an objective over at most `most` held-out batches of `examples` examples."""
-    length = trainer.run.batch.length
-    assert length is not None
-    plan = Plan(trainer.splits.valid, seed=1, examples=examples, length=length, once=True)
-    with trainer.eval_mode(), Loader(plan, objective, pad=trainer.tokenizer.filler) as batches:
-        return mean_losses(
-            lambda batch, _: objective.losses(trainer.model, batch), objective, batches, trainer.device, most
-        )[term]
 
 
 class StepTimes(Callback):
