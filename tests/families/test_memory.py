@@ -154,6 +154,17 @@ def test_a_step_in_half_precision(case: Case) -> None:
     assert 0 < ours.copies <= 2 * af.count(spec).parameters
 
 
+def test_a_weight_is_cast_once_per_step() -> None:
+    """Layers that share weights share their half-precision copies; only q, k and v are joined again in each layer."""
+
+    def copies(depth: int) -> int:
+        sizes = {"hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4, "num_hidden_layers": depth}
+        spec = plain(spec_of(Case("albert", "AlbertModel", {"vocab_size": 99, **sizes})))
+        return run_step(skeleton(spec), inputs_of(spec, 8), torch.bfloat16).copies
+
+    assert copies(3) - copies(1) == 2 * (3 * 32**2) * 2  # bytes
+
+
 @over_kept
 def test_a_step_that_computes_layers_again(case: Case) -> None:
     """Experts too: recomputed router outputs keep no memory."""

@@ -95,16 +95,18 @@ def test_what_is_given_is_taken() -> None:
 
 
 def test_each_packed_text_has_its_own_question() -> None:
-    """The masks of packed texts are the masks of each text alone; the third has no separator."""
+    """The masks of packed texts are the masks of each text alone; the last text has no separator."""
     text = GlobalTextEmbedding(tokens=Tokens(vocab_size=9), segments=2)
     head = af.build(EncoderModel(width=8, embedding=text, encoder=stack(MLP(width=4)), head=QUESTION, init=INIT)).head
     texts = [torch.tensor([ids]) for ids in ([3, 1, 4, 5, 1], [6, 7, 8, 1, 2, 3, 1], [5, 4])]
-    alone = [head.question({"input_ids": ids}) for ids in texts]
-    documents = torch.cat([torch.full_like(ids, i) for i, ids in enumerate(texts)], 1)
-    packed = head.question({"input_ids": torch.cat(texts, 1), "document_ids": documents})
-    for found, masks in zip(packed, zip(*alone, strict=True), strict=True):
-        assert torch.equal(found, torch.cat([mask.expand_as(ids) for mask, ids in zip(masks, texts, strict=True)], 1))
-    assert alone[1][0].tolist() == [[True] * 4 + [False] * 3] and alone[2][0].tolist() == [[True, False]]
+    rows = [texts, [texts[1], texts[0], texts[2]]]
+    documents = [torch.cat([torch.full_like(ids, i) for i, ids in enumerate(row)], 1) for row in rows]
+    tokens = torch.cat([torch.cat(row, 1) for row in rows])
+    packed = head.question({"input_ids": tokens, "document_ids": torch.cat(documents)})
+    for i, found in enumerate(packed):
+        alone = [[head.question({"input_ids": ids})[i].expand_as(ids) for ids in row] for row in rows]
+        assert torch.equal(found, torch.cat([torch.cat(row, 1) for row in alone]))
+    assert packed[0][0].int().tolist() == [1, 1, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 1, 0]
 
 
 def test_a_head_that_reads_a_whole_text_has_no_past() -> None:

@@ -153,7 +153,10 @@ def test_bert_in_a_small_form(texts: Path, tmp_path: Path) -> None:
     assert all(width <= 24 for step, width in widths if step < 8)
     assert all(24 < width <= 40 for step, width in widths if step >= 8), widths
     early = same_after_a_stop(run.replace(steps=10), tmp_path / "early", 3)
-    assert early.epochs(10)["books"] > early.epochs(8)["books"] > 0
+    before, after = early.epochs(8), early.epochs(10)
+    assert after["books"] > before["books"] > 0
+    read = sum((after[name] - before[name]) * size for name, size in early.splits.train.parts.items())
+    assert read == pytest.approx(2 * 4)  # examples
     with pytest.raises(ValueError, match="Batch.begin.length: 64 is more than Batch.length, 48"):
         Batch(examples=4, length=48, begin=Begin(steps=8, length=64))
 
