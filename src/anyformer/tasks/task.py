@@ -19,7 +19,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -50,14 +50,19 @@ FAILURES = (ValueError, FloatingPointError, OSError)  # errors that one input ca
 AT_ONCE = 64  # batches of inputs that are prepared and sorted by length together
 
 
-class RunOptions(TypedDict, total=False):
-    """The keywords that every task takes."""
+class Batches(TypedDict, total=False):
+    """How a task runs an opened model."""
 
     batch: int  # inputs (or windows over long inputs) per batch
+    progress: Progress
+
+
+class RunOptions(Batches, total=False):
+    """The keywords that every task takes."""
+
     device: str | torch.device
     dtype: str | torch.dtype
     offline: bool
-    progress: Progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +90,7 @@ def open_model(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     offline: bool = False,
-    **options: Any,
+    **options: Unpack[Batches],
 ) -> TaskModel:
     """Open a folder, a hub id, or a loaded model; `options` are `batch` and `progress`."""
     if isinstance(model, TaskModel | TransformerModule):

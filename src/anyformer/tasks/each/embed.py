@@ -13,6 +13,7 @@ from anyformer.objectives.batches import Batch, Record
 from anyformer.objectives.heads import model_inputs
 from anyformer.specs.messages import nearest, quote
 from anyformer.tasks.options import Raw, Truncate
+from anyformer.tasks.results import task
 from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, start_run
 from anyformer.tasks.towers import text_vectors, tower
 from anyformer.weights.io import read_json
@@ -20,6 +21,7 @@ from anyformer.weights.io import read_json
 POOLS = ("cls", "mean", "last")
 
 
+@task
 def embed(
     model: Source,
     inputs: Inputs,
@@ -28,7 +30,7 @@ def embed(
     raw: Raw = False,
     truncate: Truncate = None,
     **run_options: Unpack[RunOptions],
-) -> Any:
+) -> Tensor:
     """Return the vector (D,) of a text, in fp32 on the CPU, of length 1 unless `raw`. A list of texts gives a list with
     one vector per text, or {"error": message} for a text that fails; torch.stack joins vectors to one tensor (N, D).
 
