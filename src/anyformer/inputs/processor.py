@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 Inputs = dict[str, "Tensor"]
 
 
+InputName = Literal[
+    "input_ids", "attention_mask", "token_type_ids", "pixel_values", "input_values", "input_features", "labels"
+]
+
+
 class ModelInputs(dict[str, Any]):
     """Tensors by the names of a model's inputs: `model(**inputs)`.
 
@@ -38,7 +43,11 @@ class ModelInputs(dict[str, Any]):
 
     if TYPE_CHECKING:
 
-        def __getitem__(self, name: str, /) -> Tensor: ...
+        @overload
+        def __getitem__(self, name: InputName, /) -> Tensor: ...
+        @overload
+        def __getitem__(self, name: str, /) -> Any: ...  # `**inputs` has this type
+        def __getitem__(self, name: str, /) -> Any: ...
 
         def items(self) -> dict_items[str, Tensor]: ...
 

@@ -8,7 +8,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -100,8 +100,6 @@ class TransformerModule(PublishedModule, Generic[M]):
 
     @overload
     def __call__(self, call: Call, /) -> dict[str, Any]: ...
-    @overload
-    def __call__(self, *args: Tensor, return_dict: Literal[False], **inputs: Any) -> tuple[Any, ...]: ...
     @overload
     def __call__(
         self,

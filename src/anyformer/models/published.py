@@ -75,6 +75,15 @@ class PublishedModule(PartModule):
 
         @overload
         def generate(
+            self,
+            input_ids: Tensor | None = None,
+            *,
+            return_dict: Literal[False] | None = None,
+            return_dict_in_generate: Literal[False] | None = None,
+            **options: Unpack[GenerateOptions],
+        ) -> Tensor: ...
+        @overload
+        def generate(
             self, input_ids: Tensor | None = None, *, return_dict: Literal[True], **options: Unpack[GenerateOptions]
         ) -> Output: ...
         @overload
@@ -87,18 +96,9 @@ class PublishedModule(PartModule):
         ) -> Output: ...
         @overload
         def generate(
-            self,
-            input_ids: Tensor | None = None,
-            *,
-            return_dict: Literal[False] | None = None,
-            return_dict_in_generate: Literal[False] | None = None,
-            **options: Unpack[GenerateOptions],
-        ) -> Tensor: ...
-        @overload
-        def generate(
             self, input_ids: Tensor | None = None, *, return_dict: bool, **options: Unpack[GenerateOptions]
         ) -> Tensor | Output: ...
-        def generate(self, *args: Any, **options: Any) -> Any: ...
+        def generate(self, input_ids: Tensor | None = None, **options: Any) -> Any: ...
 
     else:
 
