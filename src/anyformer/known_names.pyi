@@ -1,6 +1,6 @@
 # Written by `python -m anyformer.cli.listing`.
-# ruff: noqa: E501, I001
 # fmt: off
+# ruff: noqa: E501
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypedDict

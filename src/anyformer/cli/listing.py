@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from anyformer.specs.part import Part
 
 ZOO, PARTS = (Path(__file__).with_name(name) for name in ("zoo.json", "parts.json"))
-STUB_HEADER = ("# Written by `python -m anyformer.cli.listing`.", "# ruff: noqa: E501, I001", "# fmt: off", "")
+STUB_HEADER = ("# Written by `python -m anyformer.cli.listing`.", "# fmt: off", "# ruff: noqa: E501")
 STUB = Path(__file__).parents[1] / "parts" / "__init__.pyi"
 NAMES = Path(__file__).parents[1] / "known_names.pyi"
 
@@ -116,7 +116,7 @@ def stub() -> str:
     for name, kind in sorted(our_kinds().items()):
         names.setdefault(kind.__module__, []).append(f"{name} as {name}")
     stubs = [f"from {module} import {', '.join(names[module])}" for module in sorted(names)]
-    return "\n".join((*STUB_HEADER, *stubs, ""))
+    return "\n".join((*STUB_HEADER, "# ruff: noqa: I001", "", *stubs, ""))
 
 
 def known_names() -> str:
@@ -132,6 +132,7 @@ def known_names() -> str:
     return "\n".join(
         (
             *STUB_HEADER,
+            "",
             "from collections.abc import Callable, Sequence",
             "from typing import Any, Literal, TypedDict",
             "",

@@ -1,6 +1,7 @@
 # Written by `python -m anyformer.cli.listing`.
-# ruff: noqa: E501, I001
 # fmt: off
+# ruff: noqa: E501
+# ruff: noqa: I001
 
 from anyformer.data.captions import Captions as Captions, Worded as Worded
 from anyformer.data.conversations import Conversations as Conversations
