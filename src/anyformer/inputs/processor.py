@@ -39,7 +39,7 @@ InputName = Literal[
 class ModelInputs(dict[str, Any]):
     """Tensors by the names of a model's inputs: `model(**inputs)`.
 
-    With a dict[str, Tensor], type checkers refuse `generate(model, **inputs)`: its other keywords are no tensors."""
+    With a dict[str, Tensor], type checkers refuse `generate(model, **inputs)`: its other keywords are not tensors."""
 
     if TYPE_CHECKING:
 
