@@ -66,9 +66,9 @@ def test_no_module_is_called_like_a_public_function() -> None:
 
 def test_public_names() -> None:
     assert {"spec", "override", "build", "load", "save", "count", "__version__"} <= set(af.__all__) <= set(dir(af))
-    for module in (af.tasks, af.parts, af.look, af.lora):
+    for module in (af.tasks, af.parts, af.look, af.lora, af.adapters):
         assert isinstance(module, types.ModuleType) and module.__doc__
-    for name in set(af.__all__) - {"__version__", "tasks", "parts", "look", "lora"}:
+    for name in set(af.__all__) - {"__version__", "tasks", "parts", "look", "lora", "adapters"}:
         assert callable(getattr(af, name)) and getattr(af, name).__doc__, name
     with pytest.raises(AttributeError, match="no attribute 'lod'"):
         _ = af.lod

@@ -8,10 +8,10 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from anyformer._version import __version__
+from anyformer.specs.lazy import lazy_names
 from anyformer.specs.services import register_service
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from anyformer.look.trace import trace
     from anyformer.models.construct import build
     from anyformer.specs.codec import override
-    from anyformer.transforms import lora
+    from anyformer.transforms import adapters, lora
 
 # public name -> its module (or the module itself), imported on first use: `import anyformer` does not import torch
 _PUBLIC = {
@@ -61,16 +61,13 @@ register_service("kinds", "anyformer.specs.slots")
 register_service("transcribe", "anyformer.tasks.each.transcribe")
 
 __all__ = [
-    "__version__", "build", "check", "count", "draw", "generate", "load", "look", "lora", "override", "parts",
-    "processor", "register", "save", "spec", "tasks", "trace",
+    "__version__", "adapters", "build", "check", "count", "draw", "generate", "load", "look", "lora", "override",
+    "parts", "processor", "register", "save", "spec", "tasks", "trace",
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(_PUBLIC[name])
-    return globals().setdefault(name, getattr(module, name, module))
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _PUBLIC)
 
 
 def __dir__() -> list[str]:

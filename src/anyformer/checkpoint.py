@@ -8,7 +8,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from anyformer.families.base import class_detection
 from anyformer.families.base.family import Family
 from anyformer.families.base.layouts import LAYOUTS, find_layout
 from anyformer.kernels import hardware
-from anyformer.models import Model, TransformerModule
+from anyformer.models import DecoderModel, EncoderDecoderModel, EncoderModel, Model, TransformerModule
 from anyformer.models.construct import skeleton
 from anyformer.parts.base import HasDepth
 from anyformer.parts.fused_linear import Concatenable, added_weights
@@ -33,6 +33,9 @@ from anyformer.weights.filling import Report, ShapeCheckpoint, fill
 from anyformer.weights.io import Checkpoint, read_json, write_checkpoint, write_json
 from anyformer.weights.pieces import STEMS, Pieces, has_weights, open_weights
 from anyformer.weights.rules import plan, same_names
+
+if TYPE_CHECKING:
+    from anyformer.known_names import DecoderName, EncoderDecoderName, EncoderName
 
 ADAPTER = "adapter_config.json"  # PEFT's name
 FORMATS = ("anyformer", "hf", "peft")
@@ -125,13 +128,15 @@ class LoadOptions(TypedDict, total=False):
 
 
 @overload
-def load(name: str | Path, *, strict: Literal[True] = True, **options: Unpack[LoadOptions]) -> TransformerModule: ...
+def load(
+    name: str | Path, *, strict: Literal[True] = True, **options: Unpack[LoadOptions]
+) -> TransformerModule[Model]: ...
 
 
 @overload
 def load(
     name: str | Path, *, strict: bool, **options: Unpack[LoadOptions]
-) -> TransformerModule | tuple[TransformerModule, Report]: ...
+) -> TransformerModule[Model] | tuple[TransformerModule[Model], Report]: ...
 
 
 def load(
@@ -405,6 +410,14 @@ def published_tensors(ours: dict[str, Tensor], family: Family, spec: Model) -> I
         yield from zip(step.sources, step.rule.save([ours[target] for target in step.targets]), strict=False)
 
 
+@overload
+def spec(name: DecoderName) -> DecoderModel: ...
+@overload
+def spec(name: EncoderName) -> EncoderModel: ...
+@overload
+def spec(name: EncoderDecoderName) -> EncoderDecoderModel: ...
+@overload
+def spec(name: str | Path) -> Model: ...
 def spec(name: str | Path) -> Model:
     """Return a description by its name in the catalogue, or from a spec.json, a model folder or a run folder."""
     if not isinstance(name, (str, Path)):

@@ -74,7 +74,8 @@ from anyformer.parts import *
 names = sorted(name for name in globals() if name[0].isupper())
 import json
 from anyformer.cli import listing
-print(json.dumps([message, names, listing.collect_kinds(), listing.stub(), sorted(listing.our_kinds())]))
+stubs = [listing.stub(), listing.known_names()]
+print(json.dumps([message, names, listing.collect_kinds(), stubs, sorted(listing.our_kinds())]))
 """
 
 
@@ -82,10 +83,11 @@ def test_the_lists_of_parts_are_what_the_classes_say() -> None:
     """The table of `anyformer parts` and the names of `anyformer.parts`. In a new process, because other tests
     declare Parts."""
     said = subprocess.run([sys.executable, "-c", ALL_KINDS], capture_output=True, text=True, check=True).stdout
-    message, names, table, stub, kinds = json.loads(said)
+    message, names, table, stubs, kinds = json.loads(said)
     assert message.endswith("did you mean 'LSTM'?")
     assert json.loads(listing.PARTS.read_text(encoding="utf-8")) == table, "python -m anyformer.cli.listing writes it"
-    assert listing.STUB.read_text(encoding="utf-8") == stub, "python -m anyformer.cli.listing writes it"
+    for file, stub in zip((listing.STUB, listing.NAMES), stubs, strict=True):
+        assert file.read_text(encoding="utf-8") == stub, "python -m anyformer.cli.listing writes it"
     assert names == kinds and len(names) > 300
 
 

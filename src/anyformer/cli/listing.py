@@ -1,12 +1,13 @@
 """Tables of all named descriptions and kinds of Parts, so that `anyformer zoo` and `anyformer parts` can list them
-without importing torch; and the stub of `anyformer.parts`.
+without importing torch; the stub of `anyformer.parts`; and names for type checkers only.
 
-python -m anyformer.cli.listing  # writes zoo.json, parts.json and parts/__init__.pyi; tests fail if they are outdated
+python -m anyformer.cli.listing  # writes zoo.json, parts.json, parts/__init__.pyi, known_names.pyi; tests compare them
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,10 +17,13 @@ from anyformer.specs.extensions import extensions
 from anyformer.specs.messages import plain
 
 if TYPE_CHECKING:
+    from anyformer.models import Model
     from anyformer.specs.part import Part
 
 ZOO, PARTS = (Path(__file__).with_name(name) for name in ("zoo.json", "parts.json"))
+STUB_HEADER = ("# Written by `python -m anyformer.cli.listing`.", "# fmt: off", "# ruff: noqa: E501")
 STUB = Path(__file__).parents[1] / "parts" / "__init__.pyi"
+NAMES = Path(__file__).parents[1] / "known_names.pyi"
 
 
 def read_rows() -> list[dict[str, Any]]:
@@ -112,9 +116,55 @@ def stub() -> str:
     for name, kind in sorted(our_kinds().items()):
         names.setdefault(kind.__module__, []).append(f"{name} as {name}")
     stubs = [f"from {module} import {', '.join(names[module])}" for module in sorted(names)]
+    return "\n".join((*STUB_HEADER, "# ruff: noqa: I001", "", *stubs, ""))
+
+
+def known_names() -> str:
+    """Return the text of known_names.pyi: the keywords of `generate`, and the descriptions of three model shapes."""
+    from anyformer import families
+    from anyformer.models import DecoderModel, EncoderDecoderModel, EncoderModel
+
+    descriptions = {name: family.read_size(name) for name, family in families.names()}
+    shapes = {"DecoderName": DecoderModel, "EncoderName": EncoderModel, "EncoderDecoderName": EncoderDecoderModel}
+    names = {alias: [n for n, spec in descriptions.items() if type(spec) is shape] for alias, shape in shapes.items()}
+    first = (next(iter(family.sizes)) for family in families.catalogue().values() if family.sizes)
+    options = generate_options(descriptions[name] for name in first)
     return "\n".join(
-        ("# Written by `python -m anyformer.cli.listing`.", "# ruff: noqa: E501, I001", "# fmt: off", "", *stubs, "")
+        (
+            *STUB_HEADER,
+            "",
+            "from collections.abc import Callable, Sequence",
+            "from typing import Any, Literal, TypedDict",
+            "",
+            "from torch import Tensor",
+            "",
+            "from anyformer.models import TransformerModule",
+            "from anyformer.runtime.state import State",
+            "",
+            *(f"{alias} = Literal[{', '.join(map(json.dumps, each))}]" for alias, each in names.items()),
+            "",
+            "class GenerateOptions(TypedDict, total=False):",
+            *(f"    {name}: {annotation}" for name, annotation in sorted(options.items())),
+            "",
+        )
     )
+
+
+def generate_options(specs: Iterable[Model]) -> dict[str, str]:
+    """Return the types of the keywords of `generate`: inputs of the models that can generate, fields of `Settings`, and
+    arguments, without those that its overloads declare."""
+    from anyformer.generation import Settings, generate
+    from anyformer.models.construct import skeleton
+
+    models = [model for model in map(skeleton, specs) if model.spec.left_to_right or model.predicts_by_position]
+    kinds = {name: model.input_kinds.get(name) for model in models for name in {*model.inputs} - {*model.common}}
+    types = {None: "Any", "flag": "bool"}  # other kinds are tensors
+    inputs = {name: types.get(kind, "Tensor") for name, kind in kinds.items() if kind != "labels"}
+    settings = {field.name: str(field.type) for field in dataclasses.fields(Settings)}
+    arguments = {each.name: each.annotation for each in inspect.signature(generate).parameters.values()}
+    options = inputs | settings | arguments
+    declared = ("model", "input_ids", "return_dict", "return_dict_in_generate", "options")
+    return {name: annotation for name, annotation in options.items() if name not in declared}
 
 
 def collect_kinds() -> dict[str, Any]:
@@ -142,6 +192,7 @@ def write() -> None:
     tables = ",\n".join(f'"{name}": {lines(rows)}' for name, rows in collect_kinds().items())
     PARTS.write_text(f"{{\n{tables}\n}}\n", encoding="utf-8")
     STUB.write_text(stub(), encoding="utf-8")
+    NAMES.write_text(known_names(), encoding="utf-8")
 
 
 if __name__ == "__main__":

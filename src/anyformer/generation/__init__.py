@@ -6,7 +6,7 @@ Argument names and results are as in Hugging Face. The text of a row does not de
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,19 @@ from anyformer.runtime.state import State
 __all__ = ["Settings", "check_can_generate", "generate"]
 
 
+F = TypeVar("F")
+
+
+def typed_like(method: F) -> Callable[[Callable[..., Any]], F]:
+    """Declare that a function has the types of `method`."""
+
+    def declare(function: Any) -> F:
+        return function
+
+    return declare
+
+
+@typed_like(TransformerModule.generate)
 @torch.no_grad()
 def generate(
     model: TransformerModule,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from anyformer.checkpoint import read_spec
 from anyformer.inputs.audio_features import KINDS, AudioProcessor
@@ -23,9 +23,39 @@ from anyformer.weights import hub
 from anyformer.weights.io import read_json
 
 if TYPE_CHECKING:
+    from _collections_abc import dict_items, dict_values
+
+    import torch
     from torch import Tensor
 
 Inputs = dict[str, "Tensor"]
+
+
+InputName = Literal[
+    "input_ids", "attention_mask", "token_type_ids", "pixel_values", "input_values", "input_features", "labels"
+]
+
+
+class ModelInputs(dict[str, Any]):
+    """Tensors by the names of a model's inputs: `model(**inputs)`.
+
+    With a dict[str, Tensor], type checkers refuse `generate(model, **inputs)`: its other keywords are not tensors."""
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __getitem__(self, name: InputName, /) -> Tensor: ...
+        @overload
+        def __getitem__(self, name: str, /) -> Any: ...  # `**inputs` has this type
+        def __getitem__(self, name: str, /) -> Any: ...
+
+        def items(self) -> dict_items[str, Tensor]: ...
+
+        def values(self) -> dict_values[str, Tensor]: ...
+
+    def to(self, device: str | torch.device) -> ModelInputs:
+        """Return the inputs on a device."""
+        return ModelInputs({name: tensor.to(device) for name, tensor in self.items()})
 
 
 class MediaReader(NamedTuple):
@@ -147,7 +177,7 @@ class Processor:
         pad_to_multiple_of: int | None = None,
         add_special_tokens: bool = True,
         **settings: Any,
-    ) -> Inputs:
+    ) -> ModelInputs:
         """Return the model inputs, with transformers' names. One text is a batch of one.
 
         Texts are padded to the longest (`padding="max_length"`: to max_length; False: they must have equal lengths),
@@ -166,7 +196,7 @@ class Processor:
         if settings and not given:
             raise ValueError(f"unknown setting {quote(next(iter(settings)))} for a text")
         if text is None:
-            return out
+            return ModelInputs(out)
         longest = max_length if max_length is not None else self.tokenizer.max_length
         if padding not in (True, False, "longest", "max_length"):
             raise ValueError(f"padding={quote(padding)}; valid: True, False, 'longest', 'max_length'")
@@ -193,8 +223,8 @@ class Processor:
             multiple=pad_to_multiple_of or 1,
         )
         if audio is not None and not placed:  # the text is the transcript that the model should learn
-            return {**out, "labels": encoded["input_ids"]}
-        return {**encoded, **out}
+            return ModelInputs({**out, "labels": encoded["input_ids"]})
+        return ModelInputs({**encoded, **out})
 
     def reader(self, name: str) -> Any:
         """Return the reader of images or audio for this folder, or None."""
@@ -202,6 +232,12 @@ class Processor:
             self._readers[name] = READERS[name].load(self.folder)
         return self._readers.get(name)
 
+    @overload
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
+    @overload
+    def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool = False) -> list[str]: ...
+    @overload
+    def decode(self, ids: object, *, skip_special_tokens: bool = False) -> str | list[str]: ...
     def decode(self, ids: Any, *, skip_special_tokens: bool = False) -> Any:
         """Return the text of ids, or a list of texts for rows of ids. For colour tokens (ImageGPT), return pictures."""
         if self._tokenizer is None and isinstance(images := self.reader("images"), Images) and images.clusters:
@@ -214,9 +250,9 @@ class Processor:
     def batch_decode(self, rows: Any, *, skip_special_tokens: bool = False) -> list[str]:
         return self.tokenizer.batch_decode(rows, skip_special_tokens=skip_special_tokens)
 
-    def chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> Inputs:
+    def chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> ModelInputs:
         """Return the model inputs of a conversation, with the folder's chat template; see `chat.encode`."""
         import torch
 
         ids = torch.tensor([self.tokenizer.chat(messages, **options)])
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        return ModelInputs({"input_ids": ids, "attention_mask": torch.ones_like(ids)})

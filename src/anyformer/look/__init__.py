@@ -15,8 +15,9 @@ A run contains only the values listed in `keep`. A function that needs more valu
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from anyformer.specs.lazy import lazy_names
 
 if TYPE_CHECKING:
     from anyformer.look.attribution import contributions
@@ -48,11 +49,8 @@ __all__ = [
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_PUBLIC[name]}")
-    return globals().setdefault(name, getattr(module, name))
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, {name: f"{__name__}.{module}" for name, module in _PUBLIC.items()})
 
 
 def __dir__() -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from anyformer.models import TransformerModule
+from anyformer.models import Output, TransformerModule
 from anyformer.models.published import call_published
 from anyformer.parts.feedforward.routers import Routing
 from anyformer.specs.messages import nearest, quote
@@ -39,21 +39,22 @@ Change = Callable[[Tensor, str], Tensor] | ChangeByPass
 
 
 @dataclasses.dataclass(frozen=True)
-class Trace(Mapping[str, Any]):
+class Trace(Mapping[str, Tensor]):
     """A run: its `output`, and the kept values by address. If a value was computed several times (in a layer that runs
     several times), it is a tuple."""
 
-    output: Any
+    output: Output
     kept: dict[str, list[Tensor]]
     model: TransformerModule
     inputs: dict[str, Any]
     change: Mapping[str, Change]
 
-    def __getitem__(self, address: str) -> Any:
+    def __getitem__(self, address: str) -> Tensor:
         if address not in self.kept:
             raise KeyError(f"nothing was kept at {quote(address)}; {nearest(address, self.kept)}")
         values = self.kept[address]
-        return values[0] if len(values) == 1 else tuple(values)
+        several: Any = tuple(values)
+        return values[0] if len(values) == 1 else several
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.kept)

@@ -8,7 +8,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from anyformer.kernels.capture import can_read_values
 from anyformer.kernels.value_checks import check_values, reads_later
 from anyformer.models.call import Call, HeadInputs
 from anyformer.models.model import Model, notebook_html
+from anyformer.models.output import Output
 from anyformer.models.published import PublishedConfig, PublishedModule, call_published
 from anyformer.parts.base import HasVocabulary, extra_inputs
 from anyformer.parts.head.base import HeadModule, Outputs
@@ -31,6 +32,13 @@ from anyformer.specs.addresses import with_values
 from anyformer.specs.part import Part, parts_in, walk
 from anyformer.specs.part_errors import name_own_parts
 from anyformer.stacks.stack import Stack
+
+if TYPE_CHECKING:
+    import typing_extensions
+
+    M = typing_extensions.TypeVar("M", bound=Model, default=Any)
+else:
+    M = TypeVar("M")
 
 NAMED = (
     "input_ids",
@@ -54,14 +62,14 @@ def names_inputs(forward: Any) -> Any:
     return forward
 
 
-class TransformerModule(PublishedModule):
+class TransformerModule(PublishedModule, Generic[M]):
     """A model with weights. Users call it with published inputs (models/published.py); the package calls it with a
     `Call`: `hidden_states(call)` runs embedding and stacks, `run(call)` runs the head too and returns named outputs."""
 
     common: tuple[str, ...] = ("output_attentions", "output_hidden_states", "return_dict")
     caching: ClassVar[tuple[str, ...]] = ("past_key_values", "use_cache")
 
-    spec: Any
+    spec: M
     inputs: tuple[str, ...]  # names of the inputs of `forward`
     input_kinds: dict[str, Kind]  # input name -> kind of value, for inputs whose values are checked
     shows: dict[str, str | None]  # tapped address -> the output that contains its value, or None
@@ -73,7 +81,7 @@ class TransformerModule(PublishedModule):
     fresh: frozenset[str] = frozenset()  # parameters missing in the checkpoint, such as a new head's
     stateless: tuple[str, ...]  # addresses in the left-to-right parts that mix tokens without a decoding state
 
-    def __init__(self, spec: Model) -> None:
+    def __init__(self, spec: M) -> None:
         super().__init__()
         self.spec = spec
         self.config = PublishedConfig(spec)
@@ -90,6 +98,24 @@ class TransformerModule(PublishedModule):
 
     # -- the internal call ----------------------------------------------------------------------------------------
 
+    @overload
+    def __call__(self, call: Call, /) -> dict[str, Any]: ...
+    @overload
+    def __call__(
+        self,
+        *args: Tensor,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        input_values: Tensor | None = None,
+        labels: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        **inputs: Any,
+    ) -> Output: ...
     def __call__(self, *args: Any, **inputs: Any) -> Any:
         """Call the module; an error in the code of a user-defined Part gets a note that names this Part."""
         if torch.compiler.is_compiling():
@@ -139,7 +165,8 @@ class TransformerModule(PublishedModule):
         """Collect input names, input kinds and tapped addresses. Call it once all modules are built."""
         self.inputs, self.shows = self.input_names(), declared_taps(self)
         kinds: dict[str, Kind] = {**COMMON, **dict.fromkeys(self.extra_inputs, "integers")}
-        for part in (self.spec.head, *(model.embedding for model in self.spec.readers)):
+        readers: Any = self.spec.readers
+        for part in (self.spec.head, *(model.embedding for model in readers)):
             kinds.update({} if part is None else part.input_kinds)
         for name in self.inputs:
             if name.endswith("attention_mask"):  # or a tower's mask, such as `video_attention_mask`
@@ -194,7 +221,8 @@ class TransformerModule(PublishedModule):
     @property
     def predicts_by_position(self) -> bool:
         """Whether it can predict the token at any position, and so generate although it is bidirectional (XLNet)."""
-        return self.spec.embedding.by_position and isinstance(self.spec.head, LMHead)
+        spec: Any = self.spec
+        return spec.embedding.by_position and isinstance(spec.head, LMHead)
 
     def check_memory(self) -> None:
         if not self.spec.left_to_right:

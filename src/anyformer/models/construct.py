@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 
 from anyformer.kernels import hardware
 from anyformer.models import Model, TransformerModule
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Site
+
+M = TypeVar("M", bound=Model)
 
 
 def skeleton(spec: Model, kind: type[Site] = Site) -> TransformerModule:
@@ -16,8 +20,8 @@ def skeleton(spec: Model, kind: type[Site] = Site) -> TransformerModule:
 
 
 def build(
-    spec: Model, *, seed: int = 0, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
-) -> TransformerModule:
+    spec: M, *, seed: int = 0, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+) -> TransformerModule[M]:
     """Build a model and initialise its weights with this seed. On device `meta` nothing is allocated."""
     if not isinstance(seed, int):
         raise ValueError(f"seed must be an integer, got {quote(seed)}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ from anyformer.runtime.taps import OUTPUTS, OutputCollector, Taps
 from anyformer.specs.frozen import thaw
 from anyformer.specs.messages import nearest, quote
 from anyformer.specs.services import service
+
+if TYPE_CHECKING:
+    from anyformer.known_names import GenerateOptions
 
 # first input of a model -> the key of its config in the config of a published composite model
 INNER_CONFIGS = {"input_ids": "text_config", "pixel_values": "vision_config", "input_features": "encoder_config"}
@@ -68,10 +71,41 @@ class PublishedModule(PartModule):
         """Which labels `num_items_in_batch` counts: a causal language model's labels are shifted."""
         return "ForCausalLM" if isinstance(self.spec.head, LMHead) and self.spec.head.shift else None
 
-    @property
-    def generate(self) -> Any:
-        """`af.generate` with this model."""
-        return MethodType(service("generate"), self)
+    if TYPE_CHECKING:  # these are the types of `af.generate` too
+
+        @overload
+        def generate(
+            self,
+            input_ids: Tensor | None = None,
+            *,
+            return_dict: Literal[False] | None = None,
+            return_dict_in_generate: Literal[False] | None = None,
+            **options: Unpack[GenerateOptions],
+        ) -> Tensor: ...
+        @overload
+        def generate(
+            self, input_ids: Tensor | None = None, *, return_dict: Literal[True], **options: Unpack[GenerateOptions]
+        ) -> Output: ...
+        @overload
+        def generate(
+            self,
+            input_ids: Tensor | None = None,
+            *,
+            return_dict_in_generate: Literal[True],
+            **options: Unpack[GenerateOptions],
+        ) -> Output: ...
+        @overload
+        def generate(
+            self, input_ids: Tensor | None = None, *, return_dict: bool, **options: Unpack[GenerateOptions]
+        ) -> Tensor | Output: ...
+        def generate(self, input_ids: Tensor | None = None, **options: Any) -> Any: ...
+
+    else:
+
+        @property
+        def generate(self) -> Any:
+            """`af.generate` with this model."""
+            return MethodType(service("generate"), self)
 
     def gradient_checkpointing_enable(
         self,

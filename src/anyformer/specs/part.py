@@ -94,6 +94,9 @@ class Part:
         cls.kinds[cls.__name__] = cls
 
     def __new__(cls, *values: Any, **fields: Any) -> Self:
+        unknown = () if cls.open_fields else (name for name in fields if name not in hints(cls))
+        for name in unknown:
+            raise ValueError(f"{cls.__name__} has no field {quote(name)}; {nearest(name, hints(cls))}")
         if values and len(values) > sum(not field.kw_only for field in dataclasses.fields(cls)):
             name = next(iter(hints(cls)), "name")
             raise ValueError(f"{cls.__name__} takes its fields by name: {cls.__name__}({name}={values[0]!r:.80}, ...)")
@@ -386,7 +389,8 @@ def nearest_kind(name: str, hint: Any = Part) -> str:
         return f"that is {elsewhere[0]}, which does not fit here; {every}"
     longer = [each for each in known if len(wanted) > 2 and wanted in each]  # "rms": the shortest that contains it
     shorter = [each for each in known if len(each) > 2 and each in wanted]  # the longest that it contains
-    close = shorter or difflib.get_close_matches(wanted, known, n=1, cutoff=0.6)
+    slips = difflib.get_close_matches(wanted, known, n=1, cutoff=0.8)
+    close = slips or shorter or difflib.get_close_matches(wanted, known, n=1, cutoff=0.6)
     match = wanted if wanted in known else min(longer, key=len, default=max(close, key=len, default=None))
     if match is None:
         return "`anyformer parts` lists every kind" if slot_types(hint) in ((), (Part,)) else every

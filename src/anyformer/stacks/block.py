@@ -25,7 +25,7 @@ class Steps(Part):
     def field_types(cls) -> dict[str, Any]:
         return {ANY: Sublayer | Steps}
 
-    def __init__(self, **steps: Any) -> None:
+    def __init__(self, **steps: Sublayer | Steps) -> None:
         for name, step in steps.items():
             if not name.isidentifier() or hasattr(nn.Module, name):
                 raise ValueError(f"{type(self).__name__}: {quote(name)} cannot be the name of a step")
@@ -62,7 +62,7 @@ class Block(Steps, sees="itself", called=("layer",)):
 
     streams: ClassVar[int] = 1  # residual streams, concatenated in the last dimension
 
-    def __init__(self, **steps: Any) -> None:
+    def __init__(self, **steps: Sublayer | Steps) -> None:
         super().__init__(**steps)
         for name, step in steps.items():
             if isinstance(step, Sublayer) and step.reads_block_input and self.reshapes:
@@ -73,7 +73,7 @@ class Block(Steps, sees="itself", called=("layer",)):
 class Parallel(Steps, sees="itself"):
     """Steps that all read the same input; their branches are all added to it (GPT-J, GPT-NeoX)."""
 
-    def __init__(self, **steps: Any) -> None:
+    def __init__(self, **steps: Sublayer | Steps) -> None:
         super().__init__(**steps)
         for name, step in steps.items():
             if not isinstance(step, Sublayer):

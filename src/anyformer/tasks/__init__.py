@@ -11,25 +11,49 @@ line; its help is built from `table.py` and `options.py`, without torch.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from anyformer.specs.lazy import lazy_names
 from anyformer.tasks.table import TASKS, TaskInfo
 
 if TYPE_CHECKING:
+    from anyformer.tasks.each.answer import answer
+    from anyformer.tasks.each.ask_audio import ask_audio
+    from anyformer.tasks.each.ask_image import ask_image
+    from anyformer.tasks.each.caption import caption
+    from anyformer.tasks.each.classify import classify
+    from anyformer.tasks.each.classify_image import classify_image
+    from anyformer.tasks.each.detect_language import detect_language
+    from anyformer.tasks.each.detect_replaced import detect_replaced
+    from anyformer.tasks.each.draw import draw
+    from anyformer.tasks.each.embed import embed
+    from anyformer.tasks.each.embed_image import embed_image
+    from anyformer.tasks.each.few_shot import few_shot
+    from anyformer.tasks.each.fill_mask import fill_mask
+    from anyformer.tasks.each.next_sentence import next_sentence
+    from anyformer.tasks.each.play import play
+    from anyformer.tasks.each.search_images import search_images
+    from anyformer.tasks.each.summarize import summarize
+    from anyformer.tasks.each.tag import tag
+    from anyformer.tasks.each.transcribe import transcribe
+    from anyformer.tasks.each.translate import translate
+    from anyformer.tasks.each.write import write
+    from anyformer.tasks.each.zero_shot_image import zero_shot_image
     from anyformer.tasks.task import open_model
 
-__all__ = ["TASKS", "TaskInfo", "open_model"]
+__all__ = [
+    "TASKS", "TaskInfo", "answer", "ask_audio", "ask_image", "caption", "classify", "classify_image",
+    "detect_language", "detect_replaced", "draw", "embed", "embed_image", "few_shot", "fill_mask", "next_sentence",
+    "open_model", "play", "search_images", "summarize", "tag", "transcribe", "translate", "write", "zero_shot_image",
+]  # fmt: skip
 
 _PUBLIC = {task.function: f"{__name__}.each.{task.function}" for task in TASKS.values()}
 _PUBLIC |= {name: f"{__name__}.each.{name}" for name in ("play", "index", "search")}  # not commands of `run`
 _PUBLIC["open_model"] = f"{__name__}.task"
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return globals().setdefault(name, getattr(importlib.import_module(_PUBLIC[name]), name))
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _PUBLIC)
 
 
 def __dir__() -> list[str]:

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -50,14 +50,19 @@ FAILURES = (ValueError, FloatingPointError, OSError)  # errors that one input ca
 AT_ONCE = 64  # batches of inputs that are prepared and sorted by length together
 
 
-class RunOptions(TypedDict, total=False):
-    """The keywords that every task takes."""
+class Batches(TypedDict, total=False):
+    """How a task runs an opened model."""
 
     batch: int  # inputs (or windows over long inputs) per batch
+    progress: Progress
+
+
+class RunOptions(Batches, total=False):
+    """The keywords that every task takes."""
+
     device: str | torch.device
     dtype: str | torch.dtype
     offline: bool
-    progress: Progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,9 +90,10 @@ def open_model(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     offline: bool = False,
-    **options: Any,
+    **options: Unpack[Batches],
 ) -> TaskModel:
     """Open a folder, a hub id, or a loaded model; `options` are `batch` and `progress`."""
+    check_options("open_model", options, ())
     if isinstance(model, TaskModel | TransformerModule):
         for name, value in (("device", device), ("dtype", dtype)):
             if value is not None:
@@ -381,12 +387,16 @@ def file_of(row: Any) -> dict[str, str]:
     return {"file": row["file"]} if isinstance(row, dict) and "file" in row else {}
 
 
+def check_options(function: str, given: Iterable[str], own: Iterable[str]) -> None:
+    """Raise ValueError if a keyword is not one of `RunOptions`; the message suggests one of them or of `own`."""
+    for name in given:
+        if name not in RunOptions.__annotations__:
+            raise ValueError(f"{function} takes no {quote(name)}; {nearest(name, (*RunOptions.__annotations__, *own))}")
+
+
 def start_run(task: str, model: Source, inputs: Inputs, run_options: RunOptions) -> TaskRun:
     """Check the inputs, then load the model, so that mistakes in inputs are reported at once."""
-    known = (*RunOptions.__annotations__, *TASKS[task].flags)
-    for name in run_options:
-        if name not in RunOptions.__annotations__:
-            raise ValueError(f"{task} takes no {quote(name)}; {nearest(name, known)}")
+    check_options(task, run_options, TASKS[task].flags)
     rows, one = checked_rows(task, inputs)
     reader = open_model(model, **run_options)
     fields, reads = TASKS[task].fields, kinds_read(reader.model.spec)

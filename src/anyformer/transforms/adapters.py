@@ -17,7 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,8 @@ from anyformer.weights import hub
 from anyformer.weights.filling import Report, finite
 from anyformer.weights.io import Checkpoint, read_json, write_checkpoint, write_json
 from anyformer.weights.rules import Rename, Repeat, RuleStep, plan
+
+M = TypeVar("M", bound=TransformerModule)
 
 STEM = "adapter_model"
 PREFIX = "base_model.model."  # PEFT's prefix of every name
@@ -246,7 +248,7 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def load_adapter(model: TransformerModule, folder: str | Path) -> Any:
+def load_adapter(model: M, folder: str | Path) -> M:
     """Load the adapters of a folder into a base model without adapters. Changes the model in place and returns it. If
     the adapters do not fit, raises ValueError without changing the model."""
     folder = Path(folder)

@@ -16,7 +16,7 @@ import functools
 import types
 import warnings
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +27,14 @@ from anyformer.runtime.context import Context
 from anyformer.stacks.block import BlockModule
 from anyformer.stacks.sublayer import SublayerModule
 
+M = TypeVar("M", bound=nn.Module)
+
 COMPARED = 3  # calls that are compared with uncompiled code, one per shape, dtype and training mode
 MAX_ERROR = 0.1  # relative to the norm of the block's update of a token
 SHARE = 0.75  # share of tokens that must be within MAX_ERROR: a router may choose different experts for a few
 
 
-def compile_blocks(model: nn.Module) -> nn.Module:
+def compile_blocks(model: M) -> M:
     """Compile every outermost block at its first call. Changes the model in place and returns it."""
     kinds: dict[Hashable, CompiledBlock] = {}
     for block in outermost_blocks(model):

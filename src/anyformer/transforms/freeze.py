@@ -6,14 +6,16 @@ freeze(model, "embedding", "encoder.layers.[0-3]")     # a pattern that matches 
 from __future__ import annotations
 
 import fnmatch
-from typing import Any
+from typing import TypeVar
 
 from anyformer.models import TransformerModule
 from anyformer.specs.messages import nearest, quote
 from anyformer.transforms.lora import NAMES
 
+M = TypeVar("M", bound=TransformerModule)
 
-def freeze(model: TransformerModule, *patterns: str) -> Any:
+
+def freeze(model: M, *patterns: str) -> M:
     """Freeze parameters that match one of the patterns. Changes the model in place and returns it. Adapters and a new
     head are frozen only by a pattern that matches nothing else."""
     parameters = dict(model.named_parameters(remove_duplicate=False))

@@ -11,7 +11,7 @@ it.
 from __future__ import annotations
 
 import fnmatch
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -22,6 +22,8 @@ from anyformer.parts.forward_override import is_plain
 from anyformer.parts.fused_linear import Concatenable, Joined, JoinedInTraining, LinearThenGELU
 from anyformer.specs.messages import nearest, quote
 
+M = TypeVar("M", bound=nn.Module)
+
 # module -> attribute of the fused layer, attributes of the layers that it fuses
 SITES: dict[type, tuple[str, tuple[str, ...]]] = {
     AttentionModule: ("qkv", ("q", "k", "v")),
@@ -29,7 +31,7 @@ SITES: dict[type, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def fuse(model: nn.Module, pattern: str = "*", *, training: bool = False) -> nn.Module:
+def fuse(model: M, pattern: str = "*", *, training: bool = False) -> M:
     """Fuse the projections of every module whose address matches `pattern`. Changes the model and returns it."""
     kind = JoinedInTraining if training else Joined
     candidates = list(sites(model))
@@ -49,7 +51,7 @@ def fuse(model: nn.Module, pattern: str = "*", *, training: bool = False) -> nn.
     return model
 
 
-def unfuse(model: nn.Module, pattern: str = "*") -> nn.Module:
+def unfuse(model: M, pattern: str = "*") -> M:
     """Undo `fuse`: the layers are separate again, and each has its own memory."""
     for address, module, name, parts in sites(model):
         if getattr(module, name) is not None and fnmatch.fnmatchcase(address, pattern):

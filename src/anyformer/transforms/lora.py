@@ -14,7 +14,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,8 @@ from anyformer.specs.messages import nearest, quote
 from anyformer.specs.part import Part
 from anyformer.transforms.fuse import unfuse
 from anyformer.transforms.pack import unpack
+
+M = TypeVar("M", bound=TransformerModule)
 
 NAMES = ("lora_a", "lora_b")
 # A is uniform within 1 / sqrt(inputs), as in PEFT
@@ -93,7 +95,7 @@ class Adapter(NamedTuple):
     scale: float  # of the product b a
 
 
-def apply(model: TransformerModule, lora: LoRA, seed: int = 0) -> Any:
+def apply(model: M, lora: LoRA, seed: int = 0) -> M:
     """Add adapters to the chosen layers and freeze everything else, except `also`. Undoes `fuse` and `pack`. Changes
     the model in place and returns it."""
     if adapted_layers(model):
@@ -156,7 +158,7 @@ def adapted_layers(model: nn.Module) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def merge(model: TransformerModule) -> Any:
+def merge(model: M) -> M:
     """Add the adapters to the weights. The plain model can be fused, packed, quantized or fully trained."""
     layers = adapted_layers(model)
     if not layers:
@@ -176,7 +178,7 @@ def merge(model: TransformerModule) -> Any:
 
 
 @torch.no_grad()
-def unmerge(model: TransformerModule) -> Any:
+def unmerge(model: M) -> M:
     """Undo `merge`. The weights are restored up to rounding."""
     unfuse(unpack(model))
     layers: dict[str, Any] = {a: m for a, m in model.named_modules() if "_merged" in m.__dict__}

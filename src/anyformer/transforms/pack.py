@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -28,12 +28,14 @@ from anyformer.parts.forward_override import ForwardOverride, is_plain
 from anyformer.parts.fused_linear import Joined
 from anyformer.specs.messages import nearest, quote
 
+M = TypeVar("M", bound=nn.Module)
+
 ROWS = range(4, 65)  # numbers of rows for which packed products are used
 MIN_WEIGHTS = 2**19  # of a layer in PackedStep: oneDNN's call takes 50 microseconds longer than torch's own
 SHARE = 4  # `generate` packs only if the copies fit in 1 / SHARE of the free memory
 
 
-def pack(model: nn.Module, pattern: str = "*") -> nn.Module:
+def pack(model: M, pattern: str = "*") -> M:
     """Use packed weights in every nn.Linear whose address matches `pattern`. Changes the model and returns it."""
     linears = {address: module for address, module in model.named_modules() if is_plain(module)}
     chosen = [PackedForward(module) for address, module in linears.items() if fnmatch.fnmatchcase(address, pattern)]
@@ -52,7 +54,7 @@ def packed_wholes(model: nn.Module) -> Iterator[tuple[str, PackedForward]]:
             yield address, PackedForward(module.whole, [part.weight for part in module.parts])
 
 
-def unpack(model: nn.Module) -> nn.Module:
+def unpack(model: M) -> M:
     """Undo `pack` and free the packed copies."""
     wholes = [module.whole for module in model.modules() if isinstance(module, Joined) and module.whole is not None]
     for module in [*model.modules(), *wholes]:

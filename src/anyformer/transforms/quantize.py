@@ -21,7 +21,7 @@ import functools
 import warnings
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -38,11 +38,11 @@ from anyformer.transforms.fuse import fuse, sites, unfuse
 from anyformer.weights.io import Checkpoint
 from anyformer.weights.pieces import Pieces
 
+M = TypeVar("M", bound=TransformerModule)
+
 
 @torch.no_grad()
-def quantize(
-    model: TransformerModule, pattern: str = "*", *, format: str = "int8", group: int = 128, exact: bool = False
-) -> Any:
+def quantize(model: M, pattern: str = "*", *, format: str = "int8", group: int = 128, exact: bool = False) -> M:
     """Quantize every nn.Linear whose address matches `pattern`. Changes the model in place and returns it.
 
     `format` is int8, fp8 or int4. `group` is the number of inputs per scale in int4, a power of 2 and at least 32. If

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -12,8 +12,10 @@ from torch.utils.checkpoint import checkpoint
 from anyformer.runtime.context import Context
 from anyformer.specs.messages import nearest, quote
 
+M = TypeVar("M", bound=nn.Module)
 
-def recompute(model: nn.Module, pattern: str = "*.layers.*") -> nn.Module:
+
+def recompute(model: M, pattern: str = "*.layers.*") -> M:
     """Recompute the activations of every outermost module whose address matches `pattern`. Gradients do not change. A
     second call changes nothing; `keep_activations` undoes it."""
     chosen: list[str] = []
@@ -27,7 +29,7 @@ def recompute(model: nn.Module, pattern: str = "*.layers.*") -> nn.Module:
     return model
 
 
-def keep_activations(model: nn.Module) -> nn.Module:
+def keep_activations(model: M) -> M:
     """Undo `recompute`."""
     for module in model.modules():
         if isinstance(changed := module.forward, Recomputed):

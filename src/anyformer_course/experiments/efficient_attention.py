@@ -118,7 +118,7 @@ def work(values: Values, place: Place) -> list[Row]:
     if values["timed"]:
         model = build(spec, seed=0).to(place.device).eval()
         ids = torch.randint(5, WORDS - 5, (1, length), generator=torch.Generator().manual_seed(0)).to(place.device)
-        more = {"use_cache": False} if name in WRITE else {}
+        more: dict[str, Any] = {"use_cache": False} if name in WRITE else {}
         with torch.no_grad():
             row["seconds"] = processor_seconds(lambda: model(input_ids=ids, **more), place.device)
     return [row]

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from anyformer.objectives.answer import Answer, best_spans
+from anyformer.tasks.results import FoundAnswer, task
 from anyformer.tasks.task import Inputs, Row, RunOptions, Source, TaskRun, start_run
 
 LENGTH = 384  # tokens per window, as in training on SQuAD
 
 
+@task
 def answer(
     model: Source,
     inputs: Inputs,
@@ -26,7 +28,7 @@ def answer(
         "give no answer if 'no answer' scores higher than the best answer by more than this (default: always answer)",
     ] = None,
     **run_options: Unpack[RunOptions],
-) -> Any:
+) -> list[FoundAnswer]:
     """Return [{"answer", "score", "start", "end", "no_answer"}, ...] for {"question", "context"}, most likely first.
 
     A long context is read in windows of `length` tokens with the question; two windows share `stride` tokens. `score`

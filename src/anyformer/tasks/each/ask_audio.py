@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Unpack
+from typing import Annotated, Unpack
 
 from anyformer.tasks.describe_media import LLAVA_PROMPT, check_template, write_about
 from anyformer.tasks.options import Beams, MaxAnswerTokens
+from anyformer.tasks.results import task
 from anyformer.tasks.task import Inputs, RunOptions, Source, start_run
 
 AUDIO_PROMPT = LLAVA_PROMPT.replace("{image}", "{audio}")
 
 
+@task
 def ask_audio(
     model: Source,
     inputs: Inputs,
@@ -20,7 +22,7 @@ def ask_audio(
     num_beams: Beams = None,
     max_new_tokens: MaxAnswerTokens = 64,
     **run_options: Unpack[RunOptions],
-) -> Any:
+) -> str:
     """Return the answer, a text; for a folder [{"file", "text"}, ...]. `question` is used for every recording without
     its own question. `template` must have {audio} and {question}. A recording is a file or {"audio": (samples, rate)}.
 

@@ -6,9 +6,11 @@ from typing import Annotated, Any, Unpack
 
 from anyformer.tasks.describe_media import LLAVA_PROMPT, check_template, write_about
 from anyformer.tasks.options import Beams, MaxAnswerTokens
+from anyformer.tasks.results import task
 from anyformer.tasks.task import RunOptions, Source, start_run
 
 
+@task
 def ask_image(
     model: Source,
     inputs: Any,
@@ -18,7 +20,7 @@ def ask_image(
     num_beams: Beams = None,
     max_new_tokens: MaxAnswerTokens = 64,
     **run_options: Unpack[RunOptions],
-) -> Any:
+) -> str:
     """Return the answer, a text; for a folder [{"file", "text"}, ...]. `question` is used for every picture without its
     own question. `template` must have {image} and {question}.
 

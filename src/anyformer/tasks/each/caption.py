@@ -6,11 +6,13 @@ from typing import Annotated, Any, Unpack
 
 from anyformer.tasks.describe_media import LLAVA_PROMPT, check_template, write_about
 from anyformer.tasks.options import Beams, MaxAnswerTokens
+from anyformer.tasks.results import task
 from anyformer.tasks.task import RunOptions, Source, start_run
 
 CAPTION_PROMPT = LLAVA_PROMPT.replace("{question}", "Describe the picture in one sentence.")
 
 
+@task
 def caption(
     model: Source,
     inputs: Any,
@@ -19,7 +21,7 @@ def caption(
     num_beams: Beams = None,
     max_new_tokens: MaxAnswerTokens = 64,
     **run_options: Unpack[RunOptions],
-) -> Any:
+) -> str:
     """Return a description of a picture; for a folder [{"file", "text"}, ...]. `template` is the prompt, with {image}
     for the picture.
 

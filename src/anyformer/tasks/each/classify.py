@@ -11,9 +11,11 @@ from anyformer.objectives.batches import Record
 from anyformer.objectives.heads import head_of
 from anyformer.parts.head.classify import ClassifyModule
 from anyformer.tasks.options import Labels, TopLabels, Truncate
+from anyformer.tasks.results import Label, task
 from anyformer.tasks.task import Inputs, Row, RunOptions, Source, labels_of, start_run
 
 
+@task
 def classify(
     model: Source,
     inputs: Inputs,
@@ -23,7 +25,7 @@ def classify(
     labels: Labels = None,
     truncate: Truncate = None,
     **run_options: Unpack[RunOptions],
-) -> Any:
+) -> list[Label]:
     """Return [{"label", "score"}, ...], most likely first: `top_k` labels, or all if it is 0. A pair of texts is
     {"text", "pair"}; `pair` is the second text of every input without its own.
 

@@ -11,9 +11,11 @@ from anyformer.parts.head.classify import ClassifyModule
 from anyformer.parts.head.image import DistilledModule
 from anyformer.tasks.each.classify import scores_of
 from anyformer.tasks.options import Interpolate, Labels, TopLabels
+from anyformer.tasks.results import Label, task
 from anyformer.tasks.task import RunOptions, Source, TaskRun, file_of, labels_of, start_run
 
 
+@task
 def classify_image(
     model: Source,
     inputs: Any,
@@ -22,7 +24,7 @@ def classify_image(
     labels: Labels = None,
     interpolate: Interpolate = False,
     **run_options: Unpack[RunOptions],
-) -> Any:
+) -> list[Label]:
     """Return [{"label", "score"}, ...], most likely first: `top_k` labels, or all if it is 0. For a folder, one such
     list per picture, in which each entry also has the "file".
 

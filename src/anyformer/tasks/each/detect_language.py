@@ -11,16 +11,18 @@ from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.inputs.languages import SPOKEN
 from anyformer.tasks.each.transcribe import check_transcriber
 from anyformer.tasks.long_audio import Transcriber
+from anyformer.tasks.results import Language, task
 from anyformer.tasks.task import Inputs, Row, RunOptions, Source, TaskRun, file_of, start_run
 
 
+@task
 def detect_language(
     model: Source,
     inputs: Inputs,
     *,
     top_k: Annotated[int, "number of languages, most likely first"] = 1,
     **run_options: Unpack[RunOptions],
-) -> Any:
+) -> Language:
     """Return {"language", "name", "score"} of the most likely language; a list if `top_k` is above 1. Only the first
     window of a recording is read.
 

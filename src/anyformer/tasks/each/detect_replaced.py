@@ -8,12 +8,14 @@ from anyformer.objectives.examples import array
 from anyformer.objectives.heads import head_of
 from anyformer.parts.head.replaced_tokens import DetectModule
 from anyformer.tasks.options import Truncate
+from anyformer.tasks.results import Replaced, task
 from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, start_run
 
 
+@task
 def detect_replaced(
     model: Source, inputs: Inputs, *, truncate: Truncate = None, **run_options: Unpack[RunOptions]
-) -> Any:
+) -> list[Replaced]:
     """Return [{"word", "replaced", "score", "start", "end"}, ...] for the tokens of the text, in order: `score` is the
     probability that a token was replaced, and `word` is text[start:end].
 

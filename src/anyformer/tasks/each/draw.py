@@ -16,9 +16,11 @@ from anyformer.objectives.heads import describe_head
 from anyformer.parts.diffusion import NoiseHead
 from anyformer.specs.messages import nearest, quote
 from anyformer.tasks.image_tokens import DrawOptions, can_write, companion, draw_by_tokens
+from anyformer.tasks.results import Drawn, task
 from anyformer.tasks.task import Inputs, RunOptions, Source, TaskModel, TaskRun, checked_rows, open_model
 
 
+@task
 def draw(
     model: Source,
     inputs: Inputs,
@@ -34,7 +36,7 @@ def draw(
     temperature: Annotated[float | None, "sampling temperature of a model that draws token by token"] = None,
     top_k: Annotated[int | None, "sample from the N most likely tokens (models that draw token by token)"] = None,
     **run_options: Unpack[RunOptions],
-) -> Any:
+) -> Drawn:
     """Return {"text", "count", "file"} for each text, whose pictures are one row of the file. If `out` is None, return
     {"text", "pictures"} with (count, H, W, C) bytes. The same seed gives the same pictures.
 
@@ -56,8 +58,8 @@ def draw(
         pictures = draw_pictures(run.reader, DrawOptions(texts, seeds, steps, guidance, eta, temperature, top_k))
         return [{"text": text, "pictures": own} for text, own in zip(texts, pictures, strict=True)]
 
-    answers = TaskRun("draw", reader, rows, one).answer(lambda row: row["text"], finish)
-    results = [answers] if one else answers
+    answers: Any = TaskRun("draw", reader, rows, one).answer(lambda row: row["text"], finish)
+    results: Any = [answers] if one else answers
     drawn_rows = [result["pictures"] for result in results if "pictures" in result]
     if out is None or not drawn_rows:
         return answers

@@ -14,10 +14,12 @@ from anyformer.objectives.heads import model_inputs
 from anyformer.objectives.sentence_pooling import POOLS, pool_of, pool_states
 from anyformer.specs.messages import nearest, quote
 from anyformer.tasks.options import Raw, Truncate
+from anyformer.tasks.results import task
 from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, start_run
 from anyformer.tasks.towers import text_vectors, tower
 
 
+@task
 def embed(
     model: Source,
     inputs: Inputs,
@@ -26,7 +28,7 @@ def embed(
     raw: Raw = False,
     truncate: Truncate = None,
     **run_options: Unpack[RunOptions],
-) -> Any:
+) -> Tensor:
     """Return the vector (D,) of a text, in fp32 on the CPU, of length 1 unless `raw`. A list of texts gives a list with
     one vector per text, or {"error": message} for a text that fails; torch.stack joins vectors to one tensor (N, D).
 

@@ -10,12 +10,14 @@ from torch import Tensor
 from anyformer.specs.messages import nearest, quote
 from anyformer.tasks.each.embed import last_hidden_states
 from anyformer.tasks.options import Interpolate, Raw
+from anyformer.tasks.results import task
 from anyformer.tasks.task import RunOptions, Source, TaskRun, start_run
 from anyformer.tasks.towers import image_vectors, tower
 
 POOLS = ("cls", "mean")
 
 
+@task
 def embed_image(
     model: Source,
     inputs: Any,
@@ -24,7 +26,7 @@ def embed_image(
     raw: Raw = False,
     interpolate: Interpolate = False,
     **run_options: Unpack[RunOptions],
-) -> Any:
+) -> Tensor:
     """Return the vector (D,) of a picture, in fp32 on the CPU, of length 1 unless `raw`. A list of pictures, or a
     folder in the order of its files, gives a list with one vector per picture, or {"error": message} for a picture that
     fails.

@@ -13,11 +13,12 @@ from anyformer.objectives.batches import Record
 from anyformer.objectives.examples import array
 from anyformer.specs.messages import nearest, quote
 from anyformer.tasks.options import Examples
+from anyformer.tasks.results import FewShotAnswer, task_with
 from anyformer.tasks.task import Inputs, Row, RunOptions, Source, TaskRun, start_run
 from anyformer.tasks.writing import check_settings, write
 
 
-class Answers(list[Any]):
+class Answers(list[FewShotAnswer]):
     """The results of several inputs."""
 
     @property
@@ -27,6 +28,7 @@ class Answers(list[Any]):
         return sum(known) / len(known) if known else None
 
 
+@task_with(Answers)
 def few_shot(
     model: Source,
     inputs: Inputs,
@@ -43,7 +45,7 @@ def few_shot(
     ] = None,
     max_new_tokens: Annotated[int | None, "longest answer, in tokens (default: 32)"] = None,
     **run_options: Unpack[RunOptions],
-) -> Any:
+) -> FewShotAnswer:
     r"""Return {"answer"}, and "right" if the input has its answer; a list of results also has an `accuracy`.
 
     The prompt is the instruction, the first `shots` examples (each {"text", "answer"}; a file of JSON lines, or a list)
@@ -99,7 +101,8 @@ def few_shot(
         return results
 
     answers = request.answer(prepare, finish)
-    return answers if request.one else Answers(answers)
+    results: Any = answers if request.one else Answers(answers)
+    return results
 
 
 def choice_pairs(request: TaskRun, prompt: str, choices: list[str]) -> dict[str, Pair]:

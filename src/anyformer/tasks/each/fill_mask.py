@@ -13,9 +13,11 @@ from anyformer.objectives.batches import Record
 from anyformer.objectives.heads import language_head
 from anyformer.specs.messages import quote
 from anyformer.tasks.options import Truncate
+from anyformer.tasks.results import FilledMask, task
 from anyformer.tasks.task import Inputs, Row, RunOptions, Source, TaskRun, start_run
 
 
+@task
 def fill_mask(
     model: Source,
     inputs: Inputs,
@@ -24,7 +26,7 @@ def fill_mask(
     targets: Annotated[Sequence[str] | None, "choose only from this word; can be repeated"] = None,
     truncate: Truncate = None,
     **run_options: Unpack[RunOptions],
-) -> Any:
+) -> list[FilledMask]:
     """Return [{"score", "token", "token_str", "sequence"}, ...], most likely first; for a text with several masks, one
     such list per mask. `targets` are the only words to choose from; each must be one token of the vocabulary.
 

@@ -8,12 +8,14 @@ from anyformer.objectives.batches import Record
 from anyformer.objectives.sentences import FOLLOWS
 from anyformer.parts.head.pretraining import NextSentenceHead, PretrainingHead
 from anyformer.tasks.options import Truncate
+from anyformer.tasks.results import Follows, task
 from anyformer.tasks.task import Inputs, Row, RunOptions, Source, start_run
 
 
+@task
 def next_sentence(
     model: Source, inputs: Inputs, *, truncate: Truncate = None, **run_options: Unpack[RunOptions]
-) -> Any:
+) -> Follows:
     """Return {"follows", "score"} for {"text", "pair"}: `score` is the probability that the pair follows the text, and
     `follows` whether it is above 0.5. For a model of sentence order (ALBERT): whether the two are in order.
 

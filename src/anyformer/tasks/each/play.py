@@ -12,6 +12,7 @@ import torch
 from anyformer.checkpoint import load
 from anyformer.models import TransformerModule
 from anyformer.parts.head.trajectory import TrajectoryModule
+from anyformer.tasks.results import Episode
 
 
 def play(
@@ -24,10 +25,10 @@ def play(
     steps: int = 20,
     seed: int = 0,
     device: str | torch.device = "cpu",
-) -> list[dict[str, Any]]:
+) -> list[Episode]:
     """Play `episodes` episodes for each target in `returns`; each result is {"asked", "return", "steps"}. Use the same
     `scale` and `steps` (how many past steps the model sees) as the training objective."""
-    player = model if isinstance(model, TransformerModule) else load(model, device=device)
+    player: TransformerModule = model if isinstance(model, TransformerModule) else load(model, device=device)
     head = player.head
     if not isinstance(head, TrajectoryModule):
         raise ValueError("play needs a model that predicts actions: DecisionTransformerModel")

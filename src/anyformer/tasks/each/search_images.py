@@ -12,11 +12,13 @@ from torch import Tensor
 
 from anyformer.inputs.image import files
 from anyformer.specs.messages import quote
+from anyformer.tasks.results import FoundImage, task
 from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, start_run
 from anyformer.tasks.towers import image_vectors, text_vectors, towers
 from anyformer.tasks.vector_index import best_rows, fingerprint, read_index, write_index
 
 
+@task
 def search_images(
     model: Source,
     inputs: Inputs,
@@ -25,7 +27,7 @@ def search_images(
     index: Annotated[str | Path | None, "file that stores their vectors; created if missing"] = None,
     top_k: Annotated[int, "number of pictures, best first"] = 5,
     **run_options: Unpack[RunOptions],
-) -> Any:
+) -> list[FoundImage]:
     """Return [{"file", "score"}, ...] for a text, best first; the score is a cosine. `index` stores the vectors of the
     pictures, so that only new or changed pictures are read the next time.
 

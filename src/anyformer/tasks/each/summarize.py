@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Unpack
+from typing import Annotated, Unpack
 
 from anyformer.objectives.batches import Record
 from anyformer.tasks.options import Beams, LengthPenalty, MaxNewTokens, Truncate
+from anyformer.tasks.results import task
 from anyformer.tasks.task import Inputs, Row, RunOptions, Source, start_run
 from anyformer.tasks.writing import check_pair, check_settings, options_of, task_params, write
 
 
+@task
 def summarize(
     model: Source,
     inputs: Inputs,
@@ -24,7 +26,7 @@ def summarize(
     max_new_tokens: MaxNewTokens = None,
     truncate: Truncate = None,
     **run_options: Unpack[RunOptions],
-) -> Any:
+) -> str:
     """Return the summary, a text. Options default to the folder's, including the `prefix` of the text ("summarize: ",
     T5). A text that is longer than the model's limit is an error, or is cut if `truncate` is set.
 

@@ -14,6 +14,7 @@ from anyformer.objectives.heads import head_of
 from anyformer.objectives.tag import LABEL_ALL_TOKENS, split_words, token_words
 from anyformer.parts.head.tag import TagModule
 from anyformer.specs.messages import nearest, quote
+from anyformer.tasks.results import Entity, task
 from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, labels_of, start_run
 
 OUTSIDE = "O"
@@ -41,6 +42,7 @@ AGGREGATIONS: dict[str, Callable[[list[np.ndarray]], np.ndarray] | None] = {
 }
 
 
+@task
 def tag(
     model: Source,
     inputs: Inputs,
@@ -54,7 +56,7 @@ def tag(
         int | None, "tokens that two windows over a long text share (default: a quarter of a window)"
     ] = None,
     **run_options: Unpack[RunOptions],
-) -> Any:
+) -> list[Entity]:
     """Return [{"entity_group", "score", "word", "start", "end"}, ...]. Neighbours with one type ("B-PER", "I-PER") are
     one span, words outside of entities ("O") are left out, and `word` is text[start:end].
 

@@ -9,12 +9,14 @@ from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.parts.head.ctc import CTCHead
 from anyformer.tasks.long_audio import Segment, Transcriber, Transcript, ctc_tokens, ctc_words, sentences
 from anyformer.tasks.options import Beams
+from anyformer.tasks.results import task
 from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, file_of, start_run
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 OPEN = 8  # batches of recordings that are open at once: when one ends, the next is started
 
 
+@task
 def transcribe(
     model: Source,
     inputs: Inputs,
@@ -31,7 +33,7 @@ def transcribe(
         "sampling temperature to try next if a text looks wrong; can be repeated (default: 0, 0.2, ... 1)",
     ] = None,
     **run_options: Unpack[RunOptions],
-) -> Any:
+) -> str:
     """Return the text; for a folder, {"file", "text"} of each recording. With `timestamps`, the text is replaced by a
     list of {"start", "end", "text"}, in seconds: one per sentence, or one per word for a CTC model.
 

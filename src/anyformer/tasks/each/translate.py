@@ -8,10 +8,12 @@ from typing import Annotated, Any, Unpack
 from anyformer.objectives.batches import Record
 from anyformer.specs.messages import nearest, quote
 from anyformer.tasks.options import Beams, LengthPenalty, MaxNewTokens, Truncate
+from anyformer.tasks.results import task
 from anyformer.tasks.task import Inputs, Row, RunOptions, Source, TaskRun, start_run
 from anyformer.tasks.writing import check_pair, options_of, task_params, write
 
 
+@task
 def translate(
     model: Source,
     inputs: Inputs,
@@ -26,7 +28,7 @@ def translate(
     max_new_tokens: MaxNewTokens = None,
     truncate: Truncate = None,
     **run_options: Unpack[RunOptions],
-) -> Any:
+) -> str:
     """Return the translation, a text.
 
     `source` and `target` are language codes; an input may have its own. M2M-100 and multilingual Marian models need

@@ -12,6 +12,7 @@ from anyformer.generation.defaults import settings_for
 from anyformer.generation.writing import TextStream, check_ids, length_for, new_tokens
 from anyformer.objectives.batches import Record
 from anyformer.tasks.options import Beams
+from anyformer.tasks.results import task
 from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, start_run
 from anyformer.tasks.writing import check_settings, decode_text
 
@@ -32,6 +33,7 @@ class WriteOptions(RunOptions, total=False):
 SAMPLING = WriteOptions.__annotations__.keys() - RunOptions.__annotations__.keys()
 
 
+@task
 def write(
     model: Source,
     inputs: Inputs,
@@ -42,7 +44,7 @@ def write(
     stop: Annotated[Sequence[str] | None, "stop before this text; can be repeated"] = None,
     chat: Annotated[bool, "the text is a user's message: apply the chat template"] = False,
     **others: Unpack[WriteOptions],
-) -> Any:
+) -> str:
     """Return the text that the model writes after the input, or an encoder-decoder's output for the input. With
     `stream`, return an iterator over the pieces of one text. Options default to the folder's. With `chat`, the input is
     a user's message, to which the folder's chat template is applied.
@@ -69,7 +71,8 @@ def write(
     if not request.one:
         raise ValueError("stream=True writes one text; give it without a list")
     record = record_of(request, request.rows[0]["text"], chat)
-    return iter(TextStream(request.model, request.tokenizer, record["input_ids"].tolist(), options, stops))
+    streamed: Any = TextStream(request.model, request.tokenizer, record["input_ids"].tolist(), options, stops)
+    return iter(streamed)
 
 
 def record_of(request: TaskRun, text: str, chat: bool) -> Record:

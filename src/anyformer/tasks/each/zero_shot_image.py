@@ -10,10 +10,12 @@ from typing import Annotated, Any, Unpack
 import torch
 
 from anyformer.specs.messages import quote
+from anyformer.tasks.results import Label, task
 from anyformer.tasks.task import RunOptions, Source, file_of, start_run
 from anyformer.tasks.towers import image_vectors, text_vectors, towers
 
 
+@task
 def zero_shot_image(
     model: Source,
     inputs: Any,
@@ -22,7 +24,7 @@ def zero_shot_image(
     template: Annotated[str, "sentence around a name"] = "a photo of a {}.",
     top_k: Annotated[int, "number of names, most likely first; 0 for all"] = 0,
     **run_options: Unpack[RunOptions],
-) -> Any:
+) -> list[Label]:
     """Return [{"label", "score"}, ...], most likely first: `top_k` labels, or all if it is 0. `template` has {} for the
     label. For a folder, the entries of each picture also have its "file".
 
