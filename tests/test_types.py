@@ -42,7 +42,7 @@ def mistakes() -> dict[int, tuple[str, str]]:
 # -- mypy -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # 20 s of CPU time, most of it for torch
+@pytest.mark.slow  # a minute of CPU time, most of it to read the types of torch
 def test_mypy_knows_all_types_and_finds_all_mistakes(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     (tmp_path / SCRIPT.name).write_text(SCRIPT.read_text())
