@@ -40,6 +40,7 @@ from anyformer.objectives.masked import Masked as Masked
 from anyformer.objectives.masked_image import MaskedImage as MaskedImage
 from anyformer.objectives.mass import MASS as MASS
 from anyformer.objectives.match import Captioned as Captioned, MatchImage as MatchImage
+from anyformer.objectives.match_text import MatchText as MatchText
 from anyformer.objectives.multi_label import MultiLabel as MultiLabel
 from anyformer.objectives.objective import Objective as Objective
 from anyformer.objectives.permuted import Permuted as Permuted
