@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from anyformer.tasks.each.embed_image import embed_image
     from anyformer.tasks.each.few_shot import few_shot
     from anyformer.tasks.each.fill_mask import fill_mask
+    from anyformer.tasks.each.index import index
     from anyformer.tasks.each.next_sentence import next_sentence
     from anyformer.tasks.each.play import play
+    from anyformer.tasks.each.search import search
     from anyformer.tasks.each.search_images import search_images
     from anyformer.tasks.each.summarize import summarize
     from anyformer.tasks.each.tag import tag
@@ -43,8 +45,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TASKS", "TaskInfo", "answer", "ask_audio", "ask_image", "caption", "classify", "classify_image",
-    "detect_language", "detect_replaced", "draw", "embed", "embed_image", "few_shot", "fill_mask", "next_sentence",
-    "open_model", "play", "search_images", "summarize", "tag", "transcribe", "translate", "write", "zero_shot_image",
+    "detect_language", "detect_replaced", "draw", "embed", "embed_image", "few_shot", "fill_mask", "index",
+    "next_sentence", "open_model", "play", "search", "search_images", "summarize", "tag", "transcribe", "translate",
+    "write", "zero_shot_image",
 ]  # fmt: skip
 
 _PUBLIC = {task.function: f"{__name__}.each.{task.function}" for task in TASKS.values()}

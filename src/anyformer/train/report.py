@@ -93,7 +93,7 @@ def curve(lines: list[dict[str, Any]], baselines: dict[str, float]) -> bytes | N
         axes.plot(*zip(*valid), color="#c2552d", marker="o", label="validation")
     for name, value in baselines.items():
         axes.axhline(value, color="#777777", linestyle=":", linewidth=1)
-        place = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
+        place: Any = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
         axes.annotate(name, (1, value), color="#555555", fontsize=8, **place)
     axes.set(xlabel="step", ylabel="loss (nats)" if baselines else "loss")
     axes.grid(alpha=0.3)

@@ -39,7 +39,7 @@ def index(
     if len(numbers) != len(inputs):
         raise ValueError(f"{len(numbers)} rows for {len(inputs)} texts")
     reader = open_model(model, **run_options)
-    vectors = embed(reader, list(inputs), pool=pool, truncate=truncate)
+    vectors: list[Any] = embed(reader, list(inputs), pool=pool, truncate=truncate)  # {"error"} for a text that fails
     good = [i for i, vector in enumerate(vectors) if not isinstance(vector, dict)]
     if not good:
         raise ValueError(f"no text has a vector; the first: {vectors[0]['error']}" if vectors else "there are no texts")
