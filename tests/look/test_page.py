@@ -234,6 +234,8 @@ def test_the_file_in_a_browser(tmp_path: Path) -> None:
     file = saved(tmp_path, all_views(Inside(scene())))
     with browser().opened(file) as (page, wrong):
         assert page.title() == "<b>tiny</b>: inside"
+        assert page.evaluate("shown('  ') + shown(' a') + shown('b c')") == "␣␣␣ab c"  # spaces can be seen
+        assert "attended to (key)" in page.inner_text(".axes") and "attends (query)" in page.inner_text(".axes")
         assert EVIL[0] in page.inner_text("#tokens") and EVIL[1] in page.inner_text("#tokens")
         assert page.locator("#tokens img, #tokens b, #tokens script").count() == 0
         page.focus("#tokens")
