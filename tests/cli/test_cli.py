@@ -607,7 +607,7 @@ SPOILED: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "key given twice": (raw("config.json", '{"model_type": "gpt2", "n_layer": 1, "n_layer": 2}'), "given twice"),
     "model_type of the wrong kind": (change_config(model_type=5), "config.json"),
-    "unknown model_type": (change_config(model_type="gpt22"), "did you mean 'gpt2'?"),
+    "unknown model_type": (change_config(model_type="gpt22"), "nearest relatives: gpt2, "),
     "unknown architecture": (change_config(architectures=["GPT2LMHeadModels"]), "did you mean 'GPT2LMHeadModel'?"),
     "value of the wrong kind": (change_config(n_layer="two"), "config.json"),
     "architectures of the wrong kind": (change_config(architectures=5), "config.json"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from anyformer import cli
-from anyformer.lab.experiment import choose_form, perform
+from anyformer.lab.experiment import DEFAULT_BUDGET, choose_form, perform
 from anyformer.lab.registry import experiment, experiments
 from anyformer.lab.trials import Place, Row, Values
 
@@ -35,7 +35,8 @@ def test_forms(name: str) -> None:
         assert costs == sorted(costs)
         for form, cost in zip(forms, costs):
             assert forms[choose_form(name, forms, kind, cost)].minutes(kind) == forms[form].minutes(kind)
-    assert forms[choose_form(name, forms, "cpu")].cpu <= 2 and forms[choose_form(name, forms, "cuda")].cuda <= 4
+    assert forms[choose_form(name, forms, "cpu")].cpu <= DEFAULT_BUDGET["cpu"]
+    assert forms[choose_form(name, forms, "cuda")].cuda <= DEFAULT_BUDGET["cuda"]
     check_trials(name, "tiny")
 
 
@@ -153,18 +154,20 @@ def test_every_seed_counts() -> None:
     assert experts.claim(mixtures(1.4)).figures["loss with 4 experts"] == pytest.approx(1.55)
     assert not experts.claim([row | {"flops": 100 * row["experts"]} for row in mixtures(1.4)]).holds
 
-    def schemes(alibi: float = 1.02, sinusoidal: float = 1.2) -> list[Row]:
+    def schemes(alibi: float = 1.02, sinusoidal: float = 1.2, guessing: float = 2.0) -> list[Row]:
         found: list[Row] = []
         for trial in positions.trials(**positions.FORMS["small"].values):
-            own = {name: trial.values[name] for name in ("scheme", "seed")}
+            own = {name: trial.values[name] for name in ("scheme", "seed")} | {"trial": trial.name}
             last = own["seed"] == 2  # with the other seeds the claim holds
             far = {"alibi": alibi if last else 1.0, "sinusoidal": sinusoidal if last else 1.5}
             found.append(own | dict.fromkeys(positions.PROPERTIES, own["scheme"] not in positions.ADDED))
             found[-1] |= dict.fromkeys(positions.LECTURE, own["scheme"] in ("sinusoidal", "rope"))
             found += [own | {"times": 1, "loss": 1.0}, own | {"times": 4, "loss": far.get(own["scheme"], 1.2)}]
+            found.append(own | {"guessing": guessing})
         return found
 
-    assert positions.claim(schemes()).holds
+    assert positions.claim(schemes()).holds and positions.claim(schemes()).learned
+    assert not positions.claim(schemes(guessing=1.1)).learned  # 1.0 is more than 90 % of it
     assert not positions.claim(schemes(alibi=1.04)).holds and not positions.claim(schemes(sinusoidal=1.05)).holds
     assert positions.claim(schemes()).figures["loss increase, alibi"] == pytest.approx(0.02 / 3)
     without = [row | {"linear shift": False} if "linear shift" in row else row for row in schemes()]

@@ -166,7 +166,8 @@ def small_trainings(better: int) -> list[Row]:
     """Rows of which `better` are below the vanilla Transformer's 2.0 by more than twice its deviation of 0.1."""
     vanilla = [{"row": ROWS[0].name, "seed": seed, "final": loss} for seed, loss in enumerate((1.9, 2.0, 2.1))]
     others = [{"row": row.name, "seed": 0, "final": 1.75 if i < better else 1.85} for i, row in enumerate(ROWS[1:])]
-    return [{"steps per second": 2.0, "parameters": 7, "early": 3.0, **row} for row in (*vanilla, *others)]
+    usual = {"steps per second": 2.0, "parameters": 7, "early": 3.0, "guessing": 3.0}
+    return [{**usual, **row} for row in (*vanilla, *others)]
 
 
 def test_most_modifications_are_not_better_by_more_than_the_seeds_differ() -> None:
@@ -175,6 +176,8 @@ def test_most_modifications_are_not_better_by_more_than_the_seeds_differ() -> No
     verdict = experiment.claim(small_trainings(half))
     assert verdict.holds and verdict.figures["better than vanilla"] == half
     assert not experiment.claim(small_trainings(half + 1)).holds
+    untrained = [{**row, "guessing": 2.2} for row in small_trainings(half)]  # 2.1 is more than 90 % of it
+    assert verdict.learned and not experiment.claim(untrained).learned
     rows = small_trainings(2)
     rows[3] |= {"steps per second": 1.0}
     rows[-1] = {"row": rows[-1]["row"], "seed": 0, "failed": "NaN"}
