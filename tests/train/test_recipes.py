@@ -272,3 +272,52 @@ def test_captions_end_in_their_tokenizer_as_in_training(name: str, tmp_path: Pat
     tokenizer = run.vocabulary.replace(size=270).make(["a red star", "a blue ring"] * 20, tmp_path / "tokenizer")
     ids = tokenizer.core.encode("a red star").ids
     assert ids[-1] == tokenizer.eos_token_id and caption("a red star", tokenizer).tolist() == ids
+
+
+# -- language-specific layers and graphs
+
+
+def test_languages_have_their_own_layer(tmp_path: Path, shared_data: Path) -> None:
+    """TICO-19: the language token of the source chooses the weights of the last encoder layer."""
+    torch.set_num_threads(1)
+    run = recipe("tico19", str(shared_data))
+    pairs = run.data.train.shares[:2]  # from English to French and Spanish
+    little = override(run.data.train, {"shares": [
+        share.replace(source=override(share.source, {"source": First(source=share.source.source, count=6)}))
+        for share in pairs
+    ]})  # fmt: skip
+    changes = {"steps": 12, "evaluate.every": 12, "evaluate.metrics": (), "keep.every": 12, "ema": None}
+    changes |= {"data": Data(train=little), "batch": Batch(examples=8), "vocabulary.size": 600, "schedule.warmup": 2}
+    trainer = setup(override(run, changes), tmp_path, callbacks=[Metrics()]).fit()
+    losses = [line["loss"] for line in read_metrics(tmp_path) if "loss" in line]
+    assert len(losses) == 12 and min(losses[-3:]) < 0.95 * losses[0], losses
+    ops = trainer.model.encoder.layers[-1].feedforward.op.op
+    fresh = af.build(run.model, seed=run.seed).encoder.layers[-1].feedforward.op.op
+    learned = [not torch.equal(a.up.weight, b.up.weight) for a, b in zip(ops, fresh, strict=True)]
+    assert learned == [False, True, True, False, False, False], "only French and Spanish are written"
+
+
+def test_a_graphormer_reads_trees(tmp_path: Path, shared_data: Path) -> None:
+    """Without positions in the text, the tree is all that the order of words can be told from."""
+    torch.set_num_threads(1)
+    trainer = setup(small("ewt-graphormer", shared_data), tmp_path, callbacks=[Metrics()]).fit()
+    losses = [line["loss"] for line in read_metrics(tmp_path) if "loss" in line]
+    assert len(losses) == 12 and min(losses[-3:]) < 0.95 * losses[0], losses
+    objective, tokenizer = trainer.objective, trainer.tokenizer
+    chain = {"words": ["a", "dog", "sleeps"], "tags": ["DET", "NOUN", "VERB"], "heads": [2, 3, 0]}
+    flat = {**chain, "heads": ["3", "3", "0"]}
+    batch = objective.collate([objective.encode(each, tokenizer) for each in (chain, flat)], tokenizer.filler)
+    first = [int(token) for token in (batch["labels"][0] >= 0).nonzero()[:, 0]]  # the first token of each word
+    words = batch["graph_edges"][:, first][:, :, first]
+    assert words[0].tolist() == [[0, 2, 0], [1, 0, 2], [0, 1, 0]]
+    assert words[1].tolist() == [
+        [0, 0, 2],
+        [0, 0, 2],
+        [1, 1, 0],
+    ]
+    with torch.no_grad():
+        logits = trainer.model.eval()(**{name: batch[name] for name in ("input_ids", "graph_edges")}).logits
+    assert not torch.allclose(logits[0], logits[1], atol=1e-4)
+    for heads in ([2, 3], [2, 3, 4], [2, 3, -1]):
+        with pytest.raises(ValueError, match="column 'heads' must have a number from 0 to 3 for each of 3 words"):
+            objective.encode({**chain, "heads": heads}, tokenizer)

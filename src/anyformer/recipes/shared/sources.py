@@ -205,6 +205,10 @@ ORIGINS: dict[str, Origin] = {
     }),
     "speech_fsdd": Origin("3,000 recordings of the Free Spoken Digit Dataset in fsdd.npz, with the arrays that"
                           " `anyformer parts Recordings` names, label, speaker and index"),
+    "mt_tico19": Origin("2,692 sentences in ten languages; you have to join TICO-19's translation memories (tmx) into"
+                        " tico19.tsv.gz"),
+    "ud_english_ewt": Origin("16,622 sentences with dependency trees; you have to compress the released conllu files"
+                             " with gzip"),
     "image_text_emoji": Origin("1,903 images of emoji with their names; you have to render them with an emoji font"),
 }  # fmt: skip
 
