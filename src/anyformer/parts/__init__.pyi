@@ -53,6 +53,7 @@ from anyformer.objectives.rewrite import Rewrite as Rewrite
 from anyformer.objectives.sentences import MaskedAndNext as MaskedAndNext
 from anyformer.objectives.span_corruption import SpanCorruption as SpanCorruption
 from anyformer.objectives.tag import Tag as Tag
+from anyformer.objectives.tag_graph import TagGraph as TagGraph
 from anyformer.objectives.transcribe import Transcribe as Transcribe
 from anyformer.objectives.translate import Translate as Translate
 from anyformer.objectives.video import MatchVideo as MatchVideo

@@ -205,10 +205,11 @@ ORIGINS: dict[str, Origin] = {
     }),
     "speech_fsdd": Origin("3,000 recordings of the Free Spoken Digit Dataset in fsdd.npz, with the arrays that"
                           " `anyformer parts Recordings` names, label, speaker and index"),
-    "mt_tico19": Origin("2,692 sentences in ten languages; you have to join TICO-19's translation memories (tmx) into"
-                        " tico19.tsv.gz"),
-    "ud_english_ewt": Origin("16,622 sentences with dependency trees; you have to compress the released conllu files"
-                             " with gzip"),
+    "mt_tico19": Origin("2,692 sentences in ten languages; join TICO-19's translation memories (data/TM/*.tmx) into"
+                        " tico19.tsv.gz, with the columns id, en, fr, es, pt, ru, zh, hi, id, ar and sw",
+                        "https://github.com/tico-19/tico-19.github.io"),
+    "ud_english_ewt": Origin("16,622 sentences with dependency trees; compress the released conllu files with gzip",
+                             "https://github.com/UniversalDependencies/UD_English-EWT"),
     "image_text_emoji": Origin("1,903 images of emoji with their names; you have to render them with an emoji font"),
 }  # fmt: skip
 
@@ -249,7 +250,8 @@ def fetch(
     """Create a folder of data in `home`, completely or not at all. `seed` is for generated data."""
     origin, target = origin_of(folder), home / folder
     if not origin.available:
-        raise ValueError(f"{target} cannot be fetched: {origin.about}")
+        published = f" (published at {origin.page})" if origin.page else ""
+        raise ValueError(f"{target} cannot be fetched: {origin.about}{published}")
     if origin.model:
         source = hub.resolve(origin.page, offline=offline)
         with atomic_folder(target) as target_folder:
