@@ -27,8 +27,8 @@ def recipes() -> dict[str, str]:
 GROUPS = {  # group -> its files
     "Texts to write": ("quickstart", "shakespeare", "gpt2_124m", "gpt3", "regression"),
     "Encoders": ("bert_pretraining", "distilbert"),
-    "Labels, tags and answers": ("glue", "wnut17", "squad"),
-    "From text to text": ("multi30k_en_de", "dates", "scitldr", "t5_tasks", "dialogue"),
+    "Labels, tags and answers": ("glue", "wnut17", "squad", "ewt_graphormer"),
+    "From text to text": ("multi30k_en_de", "tico19", "dates", "scitldr", "t5_tasks", "dialogue"),
     "Images": ("fashion_mnist", "fashion_dalle", "fashion_vae", "fashion_dit", "fashion_latent_dit", "fashion_kl",
                "emoji", "shapes"),
     "Speech": ("digits", "digits_wav2vec"),
