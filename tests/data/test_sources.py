@@ -293,11 +293,12 @@ def test_errors_name_the_column_of_the_data(tmp_path):
     assert encode_row(rows[0], Classify(), tokenizer).problem == "column 'mood': 'meh' is not a number"
 
 
-@pytest.mark.parametrize("value, number", [(1, 0), ("1", 0), (" 3 ", 2), (3, 2), (0, 0)])
+@pytest.mark.parametrize("value, number", [(1, 0), ("1", 0), (" 3 ", 2), (3, 2), ("1.0", 0)])
 def test_a_label_is_known_by_its_name_before_its_number(tmp_path, value, number):
-    tokenizer = Bytes().make((), tmp_path)
-    record = Classify(labels=("1", "2", "3")).encode({"text": "a", "label": value}, tokenizer)
-    assert record["label"] == number
+    tokenizer, objective = Bytes().make((), tmp_path), Classify(labels=("1", "2", "3"))
+    assert objective.encode({"text": "a", "label": value}, tokenizer)["label"] == number
+    with pytest.raises(ValueError, match="label 0 is not known; valid: 1, 2, 3"):  # not the index of "1"
+        objective.encode({"text": "a", "label": 0}, tokenizer)
 
 
 def test_parquet(tmp_path):
