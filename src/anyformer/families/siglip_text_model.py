@@ -49,6 +49,7 @@ TEXT = CLIP_TEXT.but(
     about="SigLIP's text encoder",
     template=TEMPLATE,
     tokenizer="SiglipTokenizer",
+    base_tokenizer="unnamed",
     classes={
         "SiglipTextModel": Class(
             PooledOutput(pool=Pool(take=LastColumn(fill_token=1), dense=True, width=768)), prefix=""
