@@ -19,7 +19,8 @@ from anyformer_course.extension import register
 
 REPO = Path(__file__).resolve().parents[1]
 register()  # also works if the distribution is not installed
-collect_ignore = ["faults.py"]  # has no doctests, and its Parts may be declared only once
+# no doctests: Parts that may be declared only once, and files for type checkers, one of them full of mistakes
+collect_ignore = ["faults.py", "typing"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
