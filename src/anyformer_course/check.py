@@ -94,8 +94,9 @@ def unseen_numbers(text: str, shown: Shown, given: str) -> list[str]:
 
 
 def agrees(quoted: str, value: float) -> bool:
-    """Whether `value` (or its percentage) rounds to the quoted number: 0.71 and 0.713, 2 million and 1,960,112. Decimals
-    and percentages may differ as much as between processors, on which small models train differently."""
+    """Whether `value` (or its percentage) rounds to the quoted number: 0.71 and 0.713, 2 million and 1,960,112.
+
+    Decimals and percentages may differ as much as between processors, on which small models train differently."""
     plain, _, scale = quoted.replace(",", "").lstrip("-").partition(" ")
     digits, _, power = plain.partition("e")
     step = 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))

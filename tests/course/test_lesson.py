@@ -164,5 +164,5 @@ def test_numbers_of_see_are_printed(sample: lesson.Lesson) -> None:
 
 def test_a_stop_with_a_wrong_number_fails(sample: lesson.Lesson, capsys: pytest.CaptureFixture[str]) -> None:
     assert check.check_stop(sample.stops[0])
-    assert not check.check_stop(dataclasses.replace(sample.stops[0], see="the weight is 47.5"))
-    assert "FAILED: See names 47.5" in capsys.readouterr().out
+    assert not check.check_stop(dataclasses.replace(sample.stops[0], see="the weight is 475.5"))
+    assert "FAILED: See names 475.5" in capsys.readouterr().out

@@ -229,7 +229,7 @@ def test_answers_in_each_form(bert: Any) -> None:
         assert span(**none) == (0, 0)
     for wrong, why in [({"answers": [{"text": "fox", "answer_start": 3}]}, "'fox' is not at character 3"),
                        ({"answers": "fox", "start_token": 7, "end_token": 9}, "start_token 7 and end_token 9 .* 8"),
-                       ({"answers": 3}, "holds int"), ({"answers": "wolf"}, "'wolf' is not in the context")]:  # fmt: skip
+                       ({"answers": 3}, "holds int"), ({"answers": "wolf"}, "'wolf' is not in the")]:  # fmt: skip
         with pytest.raises(ValueError, match=why):
             span(**wrong)
 
