@@ -363,6 +363,24 @@ def test_prompts_and_answers(shell: Shell, tmp_path: Path) -> None:
     assert "exact_match" in shell("eval", "runs/lora", "--report").stdout
 
 
+def test_questions_to_sql(shell: Shell, tmp_path: Path) -> None:
+    """From a schema and a question to SQL (docs/howto/csv.md, `--target`), from scratch: at least half of 100 unseen
+    questions are answered exactly, with and without beams."""
+    rows = sorted({*queries(1600, 0)})
+    random.Random(0).shuffle(rows)
+    header = ("question", "sql")
+    write_table(tmp_path / "sql.csv", header, rows[100:])
+    write_table(tmp_path / "unseen.csv", header, rows[:100])
+    columns = ("--csv", "sql.csv", "--test", "unseen.csv", "--column", "question", "--target", "sql", "--device", "cpu")
+    shell("train", *columns, "--set", "steps=400", "--set", "schedule.warmup=40", "--set", "evaluate.every=200")
+    for beams in (1, 4):
+        options = ("--split", "test", "--metrics", "exact_match", "--num-beams", beams, "--json", "--device", "cpu")
+        scores = json.loads(shell("eval", "runs/sql", *options).stdout)
+        assert scores["examples"] == 100 and scores["exact_match"] >= 50, scores
+    (answer,) = shell("run", "translate", "runs/sql", rows[100][0], "--num-beams", 4).stdout.splitlines()
+    assert answer.startswith("SELECT ")
+
+
 def test_odd_images(shell: Shell, tmp_path: Path) -> None:
     """Every kind of image is read as a person sees it (docs/howto/vision.md); only broken files are skipped."""
     image, ops = pytest.importorskip("PIL.Image"), pytest.importorskip("PIL.ImageOps")
