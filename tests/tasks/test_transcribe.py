@@ -247,21 +247,6 @@ def test_one_by_one_or_together(writer: Path, tmp_path) -> None:
     assert spoken != af.tasks.transcribe(writer, inputs[0], language="de", translate=True, **once)
 
 
-def test_the_prompt_of_beams_is_that_of_one_text(writer: Path, monkeypatch) -> None:
-    lengths: list[int] = []
-    real = long_audio.Transcriber.prompt_length
-
-    def watched(mine: Any, out: Any) -> int:
-        lengths.append(real(mine, out))
-        return lengths[-1]
-
-    monkeypatch.setattr(long_audio.Transcriber, "prompt_length", watched)
-    for beams in (None, 2):
-        mine = transcriber(writer, num_beams=beams)
-        mine.transcribe_next([mine.open((tone(0.3), RATE), "de")])
-    assert len(lengths) == 2 and 0 < lengths[0] == lengths[1]
-
-
 def test_what_looks_wrong_is_tried_again(writer: Path, monkeypatch) -> None:
     """The next temperature is tried as long as a text is unlikely; silence gives no text."""
     tried: list[Any] = []
