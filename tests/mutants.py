@@ -113,9 +113,9 @@ AREAS = {
 OWN = {"generation/fast.py": "tests/generation/test_fast.py", "train/parallel.py": "tests/train/test_parallel.py",
        "train/shard.py": "tests/train/test_parallel.py"}  # fmt: skip
 FEW = " and ".join((
-    # only one decoder and one encoder-decoder family; no compiled tests, which take many seconds each; no real data
+    # only one decoder and one encoder-decoder family; no compiled tests, which take many seconds; no real data, no git
     "(not test_generation or GPT2LMHeadModel or T5ForConditionalGeneration)",
-    "not compil and not one_graph and not g5 and not test_real_data and not test_recipes",
+    "not compil and not one_graph and not g5 and not test_real_data and not test_recipes and not folder_is_one_runs",
     # tests of all families: only image and audio families; of loading: outputs and files; of counts: published sizes
     "(not (test_loading or test_config or test_counts) or say_why or pictures_are_read or autoencoder or clip"
     " or conformer or deit or dit- or dittransformer or limoe or llava or parakeet or perceiver or reserve or resnet"

@@ -14,6 +14,7 @@ import anyformer as af
 from anyformer.counting.flops import Work
 from anyformer.counting.forward_cost import Meter, forward_cost
 from anyformer.counting.step_memory import Live
+from anyformer.kernels import scan
 from anyformer.models import Model
 from anyformer.parts.recurrent.lstm import LSTM
 from anyformer_course.lab.runs import writer
@@ -52,6 +53,15 @@ def test_fourier_transforms(length: int) -> None:
             run()
         extra = real.numel() if share == 5 else 0  # building complex numbers from two real ones
         assert meter.flops - extra == pytest.approx(share * number, abs=1)
+
+
+def test_a_scan_costs_about_as_much_as_its_steps() -> None:
+    x, A, b = (torch.zeros(size, device="meta") for size in ((2, 9, 8), (16, 8), (2, 9, 16)))
+    with Meter(torch.nn.Module()) as whole, torch.no_grad():
+        scan.scan(x, x, A, b, b)
+    with Meter(torch.nn.Module()) as step:
+        scan.scan_step(x[:, 0], x[:, 0], A, b[:, 0], b[:, 0], x.new_zeros(2, 16, 8))
+    assert whole.flops == pytest.approx(9 * step.flops, rel=0.2)
 
 
 def test_layers_that_are_computed_again_keep_their_inputs() -> None:

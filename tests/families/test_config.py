@@ -288,3 +288,10 @@ def test_a_refused_export_names_where_the_descriptions_part() -> None:
     cut = af.override(af.spec("deepseek-v2-lite"), {"decoder.depth": 12})
     with pytest.raises(ValueError, match=r"decoder\.pattern is \('dense', .*: \('dense', "):
         families.find("deepseek_v2").write(cut)
+
+
+def test_a_step_that_a_field_adds_is_found_in_the_description() -> None:
+    family = families.find("gpt2")
+    for value in (True, False):
+        spec = family.read({"n_layer": 1, "n_embd": 8, "n_head": 2, "add_cross_attention": value})
+        assert family.write(spec.replace(source={}))["add_cross_attention"] is value

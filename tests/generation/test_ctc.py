@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from catalogue import cases, make_inputs, shared, spec_of
 
 import anyformer as af
-from anyformer.generation.ctc import best_path, prefixes
+from anyformer.generation.ctc import best_path, merge_frames, prefixes
 from anyformer.parts.head.ctc import CTCHead
 
 
@@ -35,6 +35,8 @@ def test_against_every_path(seed: int, blank: int) -> None:
         sums[text] = float(torch.logaddexp(torch.tensor(sums.get(text, -torch.inf)), torch.tensor(score)))
     best = max(paths, key=lambda p: paths[p])
     text, score = best_path(table, blank)
+    ends = [end for end in range(1, T + 1) if best[end - 1] != blank and best[end : end + 1] != best[end - 1 : end]]
+    assert [span.end for span in merge_frames(best, blank)] == ends
     assert tuple(text) == collapsed(best, blank) and score == pytest.approx(paths[best], abs=1e-5)
     found = prefixes([table], blank, 200)  # more beams than texts: nothing is dropped
     assert {tuple(text): score for text, score in found} == pytest.approx(sums, abs=1e-4)

@@ -43,6 +43,7 @@ def test_the_definition(function, alpha: float) -> None:
     zeros = (p == 0).sum(-1)
     assert zeros[0] == 0 and zeros[2] >= 45 and zeros[5] == 49
     close(function(x.double()), bisect(x, alpha), 1e-10)
+    assert function(x[:, :1]).eq(1).all()  # a single key
 
 
 @BOTH

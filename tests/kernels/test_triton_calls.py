@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import anyformer.kernels
+from anyformer.kernels import few_rows
 
 FOLDER = Path(anyformer.kernels.__file__).parent
 FILES = sorted(FOLDER.glob("*_triton.py"))
@@ -52,6 +53,14 @@ def wrong_calls(path: Path) -> list[str]:
 def test_programs_call_each_other_with_the_arguments_they_take(path: Path) -> None:
     assert functions(path)
     assert wrong_calls(path) == []
+
+
+@pytest.mark.parametrize("K", [8, 64, 5000])
+@pytest.mark.parametrize("gated", [False, True])
+def test_tiles_are_powers_of_two_and_not_too_small_for_tensor_cores(gated: bool, K: int) -> None:
+    tile = few_rows.some_rows_shape(5, K, gated, 10**5)[:3]
+    shapes = [few_rows.one_row_shape(K, N, gated, of_bytes) for N in (64, 4096, 50000) for of_bytes in (False, True)]
+    assert min(tile) >= 16 and all(size.bit_count() == 1 for shape in (tile, *shapes) for size in shape)
 
 
 def test_a_missing_argument_is_seen(tmp_path: Path) -> None:

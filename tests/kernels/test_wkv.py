@@ -11,7 +11,7 @@ from torch import Tensor
 from anyformer.kernels import scan
 from anyformer.kernels import wkv as kernel
 
-SHAPES = [(2, 17, 8), (3, 1, 5), (2, 100, 6), (3, 75, 40)]  # B, T, A
+SHAPES = [(2, 17, 16), (3, 1, 5), (2, 100, 6), (3, 75, 40)]  # B, T, A
 PLANS = {
     "as it is": {},
     "many windows": {"SLAB": 64, "WINDOW": 420, "SEGMENTS": 2},

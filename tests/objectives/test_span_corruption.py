@@ -10,6 +10,7 @@ import pytest
 from anyformer.objectives.span_corruption import SpanCorruption
 from anyformer.objectives.spans import corrupt, count_spans, draw_spans, pieces
 from anyformer.objectives.vocabulary_info import VocabularyInfo
+from anyformer.train.learning_plan import row_length
 from small import close
 from tiny import model_of
 
@@ -34,7 +35,7 @@ def test_a_text_that_ends_with_a_span_has_no_sentinel_after_it() -> None:
 def test_the_published_lengths() -> None:
     """568 tokens of text give a source of 512 and a target of 114 tokens, including end tokens."""
     objective = SpanCorruption()
-    assert objective.reads(512) == 568
+    assert objective.reads(512) == row_length(objective, 512) == 568 and row_length(objective, None) is None
     noise, spans = count_spans(568, objective.rate, objective.mean)
     assert (noise, spans) == (85, 28) and 568 - noise + spans + 1 == 512 and noise + spans + 1 == 114
 

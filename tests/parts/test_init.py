@@ -121,6 +121,7 @@ def test_distributions(rule: Initializer, mean: float, std: float) -> None:
     matrix = weights(spec)["decoder.layers.1.feedforward.op.up.weight"]
     assert matrix.mean() == pytest.approx(mean, abs=0.03 * std + 1e-6)
     assert matrix.std() == pytest.approx(std, rel=0.02, abs=1e-6)
+    rule.fill(torch.empty(1, D), torch.Generator(), 1)  # a matrix of one row
 
 
 def test_a_tied_parameter_follows_its_owner() -> None:

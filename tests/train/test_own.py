@@ -378,6 +378,7 @@ def test_a_messy_table_is_read_and_every_lost_row_is_counted(place: Path, capsys
     (["1", "0", "", "1"], ("0", "1")), ([1, 2, 10, 1], ("1", "2", "10")), ([True, False], ("False", "True")),
     (["1.0", "0.0", "1.0"], ("0.0", "1.0")), (["0.5", "2"], ()), ([*map(str, range(300)), "n/a"], ()),
     (["1.5", "2", "NA", "NaN"], ()), (["1.5", "2.0", "beta"], ("1.5", "2.0", "beta")), ([["a"], "b", "c"], ("b", "c")),
+    (["beta", "0.5", *"12345678"], ()),
 ], ids=lambda value: str(value)[:20])  # fmt: skip
 def test_labels_are_those_of_the_rows_that_can_be_used(values: list[Any], labels: tuple[str, ...], place: Path) -> None:
     Path("own.jsonl").write_text("".join(json.dumps({"text": "a", "kind": value}) + "\n" for value in values))
@@ -430,6 +431,7 @@ def test_splits_and_other_models_for_images(images: Path) -> None:
             (images / "sets" / name / kind).mkdir(parents=True)
             image.new("L", (28, 30)).save(images / "sets" / name / kind / "1.png")
     run = from_images(str(images / "sets"))
+    assert run.keep.every == run.evaluate.every == run.steps // 4
     assert run.data.train.path.endswith("sets/train") and run.data.valid.path.endswith("sets/val")
     assert run.objective.image_size == (32, 32) and run.objective.mean == (0.5,)  # grey, in whole patches
     spec = families.find("vit").read({"image_size": 24, "patch_size": 8, "hidden_size": 16, "num_hidden_layers": 1,

@@ -279,6 +279,15 @@ for attempt in tried:
     assert [path.name for path in tmp_path.iterdir()] == ["result"]
 
 
+def test_a_guarded_process_writes_only_what_it_was_told_before(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(2)}, tmp_path / NAME)
+    reader = guarded_process.GuardedProcess("anyformer.weights.pickled_weights")
+    with pytest.raises(guarded_process.Refused, match="open is not allowed here"):
+        reader.ask([(str(tmp_path / NAME), str(tmp_path / "out"))], guarded_process.Limits(2**33, 60))
+    reader.close()
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_reader_that_waits_is_ended(tmp_path: Path, monkeypatch) -> None:
     os.mkfifo(tmp_path / "waits")  # nobody ever writes into it
     monkeypatch.setattr(pickled_weights, "SECONDS", 0.2)

@@ -346,18 +346,13 @@ class Transcriber:
     def new_tokens(self, out: Any, row: int) -> tuple[list[int], float]:
         """Return the new tokens before the end token, and the mean log-probability including the end token."""
         beams = out.get("sequences_scores")
-        new = out.sequences.shape[1] - self.prompt_length(out)
+        new = out.log_probs.shape[1]
         tokens = out.sequences[row, -new:].tolist() if new else []
         end = next((i for i, token in enumerate(tokens) if token in self.settings.eos), len(tokens))
         if beams is not None:
             return tokens[:end], float(beams[row])
         counted = out.log_probs[row, : end + 1]
         return tokens[:end], float(counted.mean()) if len(counted) else 0.0
-
-    def prompt_length(self, out: Any) -> int:
-        if (log_probs := out.get("log_probs")) is not None:
-            return out.sequences.shape[1] - log_probs.shape[1]
-        return out.sequences.shape[1] - out.beam_indices.shape[1]
 
     def looks_wrong(self, tokens: list[int], log_prob: float) -> bool:
         raw = self.text(tokens).encode()

@@ -36,8 +36,8 @@ class PendingStep:
     names: list[str]
     numbers: Tensor  # loss terms, number of processes that want to stop, gradient norm
     lr: float
-    arrived: torch.cuda.Event | None = None  # the numbers are on the host after this event
-    captured: bool = False  # whether the pass was the replay of a CUDA graph
+    arrived: torch.cuda.Event | None  # the numbers are on the host after this event
+    captured: bool  # whether the pass was the replay of a CUDA graph
 
     def read(self) -> list[float]:
         if self.arrived is not None:

@@ -63,7 +63,10 @@ def test_positions(numbering: Numbering, right: list[list[int]]) -> None:
     mask = torch.tensor([[0, 1, 1, 0, 1], [1, 1, 1, 1, 1]])
     _, ctx = built(numbering=numbering)({"input_ids": ids, "attention_mask": mask})
     assert ctx.positions.tolist() == right
-    given = {"input_ids": ids, "attention_mask": mask, "position_ids": torch.arange(5)[None] + 2}
+    _, ctx = built(numbering=numbering)({"input_ids": ids, "document_ids": torch.tensor([[4, 4, 4, 5, 5]] * 2)})
+    alone = [built(numbering=numbering)({"input_ids": part})[1].positions for part in (ids[:, :3], ids[:, 3:])]
+    assert torch.equal(ctx.positions, torch.cat([each.expand(2, -1) for each in alone], 1))
+    given = {"input_ids": ids, "attention_mask": mask.float(), "position_ids": torch.arange(5)[None] + 2}
     _, ctx = built(numbering=numbering.replace(first=2))(given)
     assert ctx.positions.tolist() == [[0, 1, 2, 3, 4]]
 
