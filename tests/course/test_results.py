@@ -73,7 +73,7 @@ def test_show_a_claim() -> None:
 
 
 def test_show_a_claim_without_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    record = {**results.read("low-rank"), "runs": [], "plot": None}
+    record = {**results.read("low-rank"), "runs": [], "plot": None, "why": "Needs a GPU: three trainings."}
     monkeypatch.setattr("anyformer_course.shows.claim.read", lambda name: record)
     shown = show("claim", "low-rank")
     assert "not judged yet. Needs a GPU: " in shown.says and "`anyformer lab run low-rank --form full`" in shown.says

@@ -59,7 +59,7 @@ def test_a_broken_part_fails_the_check_of_its_fault(kind: type[Part], name: str,
 
 SOUND: list[Any] = [
     Plain, af.parts.RMSNorm(), af.parts.Rope(), Causal() & Window(size=3), af.parts.Sinusoidal(length=80),
-    af.parts.LMHead(vocab_size=40), plain(),
+    af.parts.LMHead(vocab_size=40), plain(), af.parts.GRU(),
 ]  # fmt: skip
 
 

@@ -21,7 +21,8 @@ from anyformer.lab.grid import BASE, GridSearch, apply_changes, value_labels, wo
 from anyformer.lab.training import training_run
 from anyformer.lab.trials import Place, Row, Trial, Trials, Values
 from anyformer.specs.codec import to_json
-from anyformer.train.run import read_run
+from anyformer.train.run import Keep, read_run
+from anyformer.train.trainer import Callback
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 import runs
@@ -62,6 +63,30 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     assert [row["trial"] for row in rows] == ["n2", "n2", "n1", "n1", "n3"]
     assert rows[0]["square"] == 4 and rows[1]["square"] is None and rows[4]["failed"] == "no threes"
     assert rows == [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+
+
+class Steps(Callback):
+    """Notes every step, and stops the training once."""
+
+    def __init__(self, stop_at: int | None) -> None:
+        self.steps: list[int] = []
+        self.stop_at = stop_at
+
+    def on_step(self, trainer: Any, result: Any) -> None:
+        self.steps.append(trainer.step)
+        if trainer.step == self.stop_at:
+            raise KeyboardInterrupt
+
+
+def test_what_callbacks_measured_is_measured_again(place: Path) -> None:
+    """A stopped training goes on from its checkpoint; with callbacks it starts again."""
+    run = runs.run_of(runs.write_texts(place), steps=4).replace(keep=Keep(every=1, last=1))
+    here = Place(place / "trial", place / "shared", "cpu")
+    with pytest.raises(KeyboardInterrupt):
+        here.train(run, Steps(stop_at=3))
+    again = Steps(stop_at=None)
+    here.train(run, again)
+    assert again.steps == [1, 2, 3, 4]
 
 
 def test_mistakes_of_trials(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from anyformer.evaluate.model_outputs import (
     inputs_along_time,
     is_episode,
     loss_and_gradients,
+    loss_of,
     main_input,
     outputs,
     pad,
@@ -188,7 +189,7 @@ def check_packing(
             try:
                 together = call(model, packed, output_hidden_states=True)
             except ValueError as error:
-                if "\n" not in str(error) and ("document" in str(error) or "packed" in str(error)):
+                if _refuses_documents(error):
                     raise DoesNotApply(f"packed documents are refused: {error}") from None
                 raise
             alone = [call(model, piece, output_hidden_states=True) for piece in pieces]
@@ -204,6 +205,10 @@ def check_packing(
                 mean = sum(n * out.loss for n, out in zip(counts, alone, strict=True)) / sum(counts)
                 worst = max(worst, gap(together.loss, mean), gradient_gap(model, together.loss, mean))
     return worst
+
+
+def _refuses_documents(error: ValueError) -> bool:
+    return "\n" not in str(error) and ("document" in str(error) or "packed" in str(error))
 
 
 def check_cached_decoding(model: Any, inputs: Mapping[str, Any], cuts: Sequence[int] | None = None) -> float:
@@ -304,6 +309,32 @@ def check_half_precision(model: Any, inputs: Mapping[str, Any], dtype: torch.dty
     """Outputs in half precision are finite. Return the difference from the model's own precision."""
     exact, halves = outputs(model, inputs), finite_outputs(copy.deepcopy(model).to(dtype), inputs)
     return max((gap(value.float(), exact[key][0].float()) for key, (value, _) in halves.items()), default=0.0)
+
+
+def check_mixed_precision(model: Any, inputs: Mapping[str, Any]) -> float:
+    """Under bf16 autocast, loss and gradients are finite, also of padded texts and packed documents if the model takes
+    them. Return the difference from the loss without autocast."""
+    layouts: dict[str, Tensor] = {}
+    if main_input(model.spec) == "input_ids" and inputs["input_ids"].dim() == 2 and not model.spec.pair:
+        late = torch.zeros_like(inputs["input_ids"])
+        late[:, late.shape[1] // 2 :] = 1
+        layouts = {"attention_mask": 1 - late, "document_ids": late}
+    layouts = {name: value for name, value in layouts.items() if name in model.inputs}
+    worst = 0.0
+    for batch in (dict(inputs), *({**inputs, name: value} for name, value in layouts.items())):
+        try:
+            exact = loss_of(model, batch).detach()
+        except ValueError as error:
+            if _refuses_documents(error):
+                continue
+            raise
+        with torch.autocast(exact.device.type, torch.bfloat16):
+            loss, gradients = loss_and_gradients(model, batch)
+        for name, value in (("the loss", loss), *gradients.items()):
+            if not bool(value.isfinite().all()):
+                raise Failed(f"{name} is not finite under autocast")
+        worst = max(worst, gap(loss.float(), exact.float()))
+    return worst
 
 
 def check_gradients(

@@ -212,6 +212,10 @@ class Subject:
         generator = torch.Generator().manual_seed(0)
         return {"input_ids": torch.randint(1, self.vocab_size, (batch, length), generator=generator)}
 
+    def training_inputs(self) -> dict[str, Tensor]:
+        inputs = self.inputs()
+        return {**inputs, "labels": inputs["input_ids"]} if isinstance(self.spec.head, LMHead) else inputs
+
     def compare(self, invariant: Callable[..., float], model: Any = None, batch: int = 2, **options: Any) -> str:
         """Raise Failed if two ways to compute the same outputs differ by more than the tolerance. If they differ in
         fp32, they are compared in double precision, so that rounding does not count."""
@@ -290,9 +294,7 @@ def check_gradients(subject: Subject) -> str:
         address = ".".join(step for step in name.split(".") if not step.isdecimal())
         return not subject.address or is_within(address, subject.address)
 
-    inputs = subject.inputs()
-    if isinstance(subject.spec.head, LMHead):
-        inputs["labels"] = inputs["input_ids"]
+    inputs = subject.training_inputs()
     failure = invariants.failure(invariants.check_gradients, subject.model, inputs, EXACT, learns=learns, nonzero=True)
     if failure is not None:
         raise Failed(f"{failure} if layers are recomputed" if failure.startswith("off by") else failure)
@@ -301,7 +303,8 @@ def check_gradients(subject: Subject) -> str:
 
 
 def check_half_precision(subject: Subject) -> str:
-    """Check that the model runs in bf16 and fp16 and gives finite outputs; report the difference from fp32."""
+    """Check that the model gives finite outputs in bf16 and fp16, and finite gradients under autocast; report the
+    difference from fp32."""
     reports = []
     for dtype in (torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
@@ -313,7 +316,8 @@ def check_half_precision(subject: Subject) -> str:
             reports.append(f"{name} cannot run here")  # this machine lacks a kernel for this dtype
         else:
             reports.append(f"{name} off by {worst:.1e}")
-    return ", ".join(reports)
+    worst = invariants.check_mixed_precision(subject.model, subject.training_inputs())
+    return ", ".join([*reports, f"loss under autocast off by {worst:.1e}"])
 
 
 def check_saving(subject: Subject) -> str:

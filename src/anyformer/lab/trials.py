@@ -14,6 +14,7 @@ import json
 import math
 import multiprocessing
 import os
+import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -100,8 +101,11 @@ class Place:
     device: str
 
     def train(self, run: Run, *callbacks: Callback, name: str = "run") -> Trainer:
-        """Train a run. A restarted trial resumes it."""
+        """Train a run. A restarted trial resumes it. With callbacks it starts again from the beginning: what they have
+        measured is lost with the process."""
         folder = self.folder / name
+        if callbacks and folder.is_dir():
+            shutil.rmtree(folder)
         begun = (folder / "run.json").is_file()
         return setup(
             run, folder, resume=begun, device=self.device, callbacks=[Metrics(), *callbacks], records=self.shared

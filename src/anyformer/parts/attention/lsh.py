@@ -101,7 +101,7 @@ class BucketsModule(InHeads):
             scores = scores + self.itself * (near.mine[..., None] == near.theirs[..., None, :])
         # only pads see nothing; they attend to themselves
         only_itself = (near.mine[..., None] == near.theirs[..., None, :]) & ~near.seen.any(-1, keepdim=True)
-        scores = scores.masked_fill(~(near.seen | only_itself), torch.finfo(f32).min)
+        scores = scores.masked_fill(~(near.seen | only_itself), torch.finfo(scores.dtype).min)
         total = scores.logsumexp(-1, keepdim=True)
         weights = F.dropout(scores.softmax(-1).to(v.dtype), self.dropout)
         mixed = torch.matmul(weights, gather(v, near.theirs))

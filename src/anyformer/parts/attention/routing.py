@@ -128,7 +128,7 @@ class RoutingAttentionModule(BucketsModule, of=RoutingAttention):
         if real is not None:
             row = real[:, None, None].expand(-1, H, n, -1)
             selected = row.gather(3, queries).to(dtype)
-            scores = scores.masked_fill(~row.gather(3, keys)[..., None, :], torch.finfo(dtype).min)
+            scores = scores.masked_fill(~row.gather(3, keys)[..., None, :], torch.finfo(scores.dtype).min)
         count = selected.new_zeros(B, H, T).scatter_add(2, queries.flatten(2), selected.flatten(2))
         share = selected / count.gather(2, queries.flatten(2)).clamp(min=1).view_as(queries)  # weight of a cluster
         weights = (scores.softmax(-1) * share[..., None]).to(v.dtype)

@@ -78,7 +78,8 @@ class GridPoolModule(PartModule, of=GridPool):
 
     def pool(self, image: Tensor) -> Tensor:
         if self.convolution is not None:
-            return self.convolution(image)
+            # torch 2.13 on a CPU: the bf16 weight gradient of an image with gaps in memory has uninitialized values
+            return self.convolution(image.contiguous())
         part = self.part
         return POOLS[part.by][len(part.kernel)](image, part.kernel, part.stride, part.edge)
 

@@ -137,4 +137,4 @@ class GRUModule(RecurrentModule, of=GRU):
         token, past = gates.chunk(3, dim=-1), self.recurrent(hidden).chunk(3, dim=-1)
         reset, keep = (torch.sigmoid(a + b) for a, b in zip(token[:2], past[:2], strict=True))
         value = torch.tanh(token[2] + reset * past[2])
-        return (torch.lerp(value, hidden, keep),)
+        return (value + keep * (hidden - value),)  # under autocast their dtypes differ, so not torch.lerp
