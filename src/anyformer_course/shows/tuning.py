@@ -58,7 +58,9 @@ def example(
             axes[0, 0].plot(values, label=way)
         axes[0, 0].legend(fontsize=8)
         axes[0, 0].set_title("loss by step", fontsize=9)
-        axes[0, 1].bar([row[0] for row in moved[:-1]], [100 * row[2] for row in moved[:-1]])
+        drawn = axes[0, 1].bar([row[0] for row in moved[:-1]], [100 * row[2] for row in moved[:-1]])
+        axes[0, 1].bar_label(drawn, fmt="%.3g")
+        axes[0, 1].set_ylim(0, max(1, 115 * max(row[2] for row in moved[:-1])))  # frozen weights do not move
         axes[0, 1].set_title("how far the pretrained weights moved, in %", fontsize=9)
         return figure
 
