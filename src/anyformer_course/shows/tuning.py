@@ -49,7 +49,7 @@ def example(
         chance = float(head(read_state(tuned, mine)).softmax(-1)[0, 0])
     stack = "encoder" if model == "bert" else "decoder"
     groups = {"embedding": "embedding.", "layer 1": f"{stack}.layers.0.", "layer 2": f"{stack}.layers.1."}
-    moved = [[group, *movement(tuned, small.model, prefix)] for group, prefix in groups.items()]
+    moved: list[list[Any]] = [[group, *movement(tuned, small.model, prefix)] for group, prefix in groups.items()]
     moved.append(["new classifier", sum(p.numel() for p in head.parameters()), None])
 
     def draw() -> Any:
