@@ -78,7 +78,9 @@ def index_page(lessons: list[lesson.Lesson]) -> str:
 def lesson_page(which: lesson.Lesson, pictures: Path, run: Run) -> str:
     """Return a lesson as Markdown; write its pictures into the folder `pictures`, which is next to the page."""
     number = which.number
-    parts = [f"# {number}. {which.title}", which.introduction]
+    wide = "---\nhide: [navigation]\n---"  # room for pictures and tables; the links below replace the menu
+    others = " · ".join(f"**{each}**" if each == number else f"[{each}]({each}.md)" for each in lesson.numbers())
+    parts = [wide, f"# {number}. {which.title}", f"[Lessons](index.md): {others}", which.introduction]
     parts.append(
         f"The same as a [notebook](notebooks/{number}.ipynb), and in the terminal: `anyformer course {number}`."
     )

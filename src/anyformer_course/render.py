@@ -9,11 +9,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from anyformer.specs.messages import shorten
 from anyformer_course.shown import Shown
 from anyformer_course.table import PAGE_LIMIT, Table, amount, is_folded, is_numeric, number
 
 TERMINAL_ROWS = 24  # more rows are left out in the terminal
 PLAIN_WIDTH = 120  # columns of text if the output is not a terminal
+CELL = 300  # characters of a cell in the terminal
 TEXT_WIDTH = 24  # columns of text that a cell with words needs at least
 
 
@@ -51,7 +53,7 @@ def terminal_table(table: Table, width: int) -> Iterator[Any]:
         numeric = is_numeric(table, i)
         drawn.add_column(Text(str(table.columns[i])), justify="right" if numeric else "left", no_wrap=numeric)
     for row in rows:
-        drawn.add_row(*(Text(number(row[i])) for i in columns))
+        drawn.add_row(*(Text(shorten(number(row[i]), CELL)) for i in columns))
     yield drawn
     cut = ((len(table.columns) - len(columns), "more column"), (len(table.rows) - len(rows), "more row"))
     if missing := " and ".join(amount(count, what) for count, what in cut if count):
@@ -91,7 +93,7 @@ def save_picture(shown: Shown, path: str) -> None:
 def markdown_shown(shown: Shown, picture: str, folded: bool = False) -> str:
     """Return the sentence, the picture (a path) and the tables; long tables, and all if `folded`, are folded."""
     alt = escape(re.sub(r"[\[\]]", "", shown.says))  # brackets end the text of an image
-    parts = [f"**{escape(shown.says)}**", f"![{alt}]({picture}){{ .shown }}"]
+    parts = [f"**{escape(shown.says)}**", f"[![{alt}]({picture}){{ .shown }}]({picture})"]
     for i, table in enumerate(shown.tables):
         text = markdown_table(table)
         if folded or is_folded(table, i):
@@ -115,5 +117,5 @@ def markdown_table(table: Table) -> str:
 
 def escape(text: str) -> str:
     """Escape Markdown and HTML in output of the code."""
-    text = re.sub(r"([\\`*_{}\[\]#|~!$^=])", r"\\\1", " ".join(text.split()))
+    text = re.sub(r"([\\`*_{}\[\]#|!])", r"\\\1", " ".join(text.split()))
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

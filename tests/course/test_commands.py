@@ -16,7 +16,7 @@ from anyformer.cli import completion
 from anyformer.specs import extensions
 from anyformer_course import lesson, pages
 from anyformer_course.examples import Parameter, read_example, read_value
-from anyformer_course.shown import names
+from anyformer_course.shown import names, show
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("commands")
@@ -148,6 +148,20 @@ def test_odd_texts(run: Run, tmp_path: Path) -> None:
         assert code == 0 and all(word in out for word in text.split())
         assert err.count("\n") == warnings, err
         assert (tmp_path / name).stat().st_size > 1000
+
+
+def test_a_long_text_is_cut(run: Run, tmp_path: Path) -> None:
+    """One line of a message, cells of a table and a picture stay small, however long the text is."""
+    long = " ".join(f"w{i}" for i in range(300))
+    for name in ("patches", "context", "albert", "claim", "bayes"):  # not found, quoted twice, a name, a number
+        code, _, err = run("show", name, long)
+        assert code == 2 and err.count("\n") == 1 and "w30" not in err, err
+    code, out, _ = run("show", "noise", long)
+    assert code == 0 and out.count("\n") < 60 and max(map(len, out.splitlines())) <= 120
+    width, height = show("masking", long, draws=1).draw().get_size_inches()
+    assert width <= 9 and height <= 8
+    assert run("show", "which", "cat")[2].endswith("the last word of a line is not a gap\n")
+    assert run("show", "formats", " ")[2].endswith("the text is empty; write a few words\n")
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ def test_tables_on_pages_and_in_notebooks() -> None:
     assert render.markdown_table(TABLE).splitlines() == [
         "| word | x\\|y | on |", "| --- | ---: | --- |", "| &lt;b&gt; | 0.123 | yes |", "| c\\* | 12,345 |  |",
     ]  # fmt: skip
+    assert render.escape("x = 2^3 $ ~ [a] <b>") == r"x = 2^3 $ ~ \[a\] &lt;b&gt;"  # no backslash that Markdown keeps
     html = in_html.table_html(TABLE)
     assert '<td>&lt;b&gt;</td><td style="text-align: right">0.123</td><td>yes</td>' in html
 

@@ -89,6 +89,10 @@ def test_a_page(computed: Any, which: lesson.Lesson, tmp_path: Path) -> None:
     assert html.count('class="shown"') == 2 * len(which.stops)
     for mark in ("??? ", "{ #", "{ .shown", "| ---", "```"):
         assert mark not in visible, f"{mark} is not Markdown in {which.number}.md"
+    assert not re.search(r"\\[=^$~]", visible), "a backslash is printed"
+    for stop in which.stops:
+        for sentence in (stop.idea, stop.see, stop.change):
+            assert not re.search(r"<\w", re.sub("`[^`]*`", "", sentence)), f"{stop.name}: a tag that browsers hide"
 
 
 def build(docs: Path, site: Path) -> Path:

@@ -40,6 +40,12 @@ def remove_noise(
     return x if chance is None or not fresh else x + fresh**0.5 * chance
 
 
+def noisy_inputs(model: TransformerModule, picture: Tensor, step: Tensor) -> dict[str, Tensor]:
+    """Return the inputs with an image and its noise step. A decoder's inputs are named decoder_*."""
+    prefix = model.spec.target.removesuffix("embedding")
+    return {f"{prefix}hidden_states": picture, f"{prefix}timestep": step}
+
+
 @torch.no_grad()
 def denoise(
     model: TransformerModule,
@@ -62,8 +68,8 @@ def denoise(
         raise ValueError("denoise needs a model with a NoiseHead, which predicts the noise in an image")
     if not 0 <= eta <= 1 or guidance < 0:
         raise ValueError(f"eta is {eta} and guidance is {guidance}; eta must be in [0, 1] and guidance at least 0")
-    schedule, batch = spec.head.schedule, len(seeds)
-    shape, device, dtype = (spec.embedding.channels, *spec.embedding.image_size), model.device, model.dtype
+    schedule, batch, embedding = spec.head.schedule, len(seeds), getattr(spec, spec.target)
+    shape, device, dtype = (embedding.channels, *embedding.image_size), model.device, model.dtype
     rng = [torch.Generator().manual_seed(seed) for seed in seeds]
 
     def noise() -> Tensor:
@@ -78,7 +84,8 @@ def denoise(
         progress(done, len(timesteps))
         seen = torch.cat((x, x)) if guided else x
         step = torch.full((len(seen),), timestep, device=device)
-        predicted = model(hidden_states=seen.to(dtype), timestep=step, **inputs).sample[:, : shape[0]].float()
+        noisy = noisy_inputs(model, seen.to(dtype), step)
+        predicted = model(**noisy, **inputs).sample[:, : shape[0]].float()
         if guided:
             wanted, plain = predicted.split(batch)
             predicted = plain + guidance * (wanted - plain)

@@ -138,7 +138,11 @@ class EncoderDecoderModule(TransformerModule, of=EncoderDecoderModel):
     def decoder_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Return the inputs named decoder_*, or else the labels (or the source tokens) shifted right by one."""
         mine = {name[len("decoder_") :]: value for name, value in inputs.items() if name.startswith("decoder_")}
-        if "input_ids" not in mine and "inputs_embeds" not in mine:
+        if (
+            "input_ids" in self.spec.decoder_embedding.inputs
+            and "input_ids" not in mine
+            and "inputs_embeds" not in mine
+        ):
             # a classifier's labels are not tokens
             labels = None if isinstance(self.spec.head, ClassifyHead) else inputs.get("labels")
             given = inputs.get("input_ids") if labels is None and self.spec.reads_source else labels

@@ -12,12 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from anyformer.generation.diffusion import noisy_inputs
 from anyformer.models import AutoencoderModel, AutoencoderModule, Model
 from anyformer.models.base import TransformerModule
+from anyformer.models.encoder_decoder import EncoderDecoderModule
 from anyformer.objectives import latents
-from anyformer.objectives.batches import Batch, Record, scalars
-from anyformer.objectives.heads import forward_to_head, head_of, require_head
+from anyformer.objectives.batches import Batch, Record, pad_texts, scalars
+from anyformer.objectives.heads import forward_to_head, head_of
 from anyformer.objectives.images import LabelledPictures
+from anyformer.objectives.match import Captioned
 from anyformer.objectives.objective import WithFrozenModel
 from anyformer.parts.diffusion import NoiseModule, NoisyEmbedding
 from anyformer.specs.field_types import Chance
@@ -57,20 +60,13 @@ class Diffuse(LabelledPictures, called=("diffusion", "classifier-free guidance")
         is_dropped = random.random() < self.unlabelled
         return {
             **record,
-            "noise": random.standard_normal(math.prod(self.noise_shape), np.float32),
-            "moment": np.asarray(random.random()),
+            **draw_noise(random, self.noise_shape),
             "label": np.asarray(len(self.labels), np.int64) if is_dropped else record["label"],
         }
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
-        batch = super().collate(records, pad)
-        noise = torch.from_numpy(np.stack([record["noise"] for record in records])).unflatten(1, self.noise_shape)
-        return {
-            **batch,
-            "noise": noise,
-            "moment": scalars(records, "moment"),
-            "class_labels": scalars(records, "label"),
-        }
+        labels = {"class_labels": scalars(records, "label")}
+        return {**super().collate(records, pad), **collate_noise(records, self.noise_shape), **labels}
 
     def module(self, model: TransformerModule) -> nn.Module:
         head = head_of(model, NoiseModule, "diffusion")
@@ -80,9 +76,7 @@ class Diffuse(LabelledPictures, called=("diffusion", "classifier-free guidance")
             raise ValueError(f"the objective has {len(self.labels)} labels, but the model knows {known}")
         if spec.labels not in ((), self.labels):
             raise ValueError(f"labels are {', '.join(self.labels)}, but the model knows {', '.join(spec.labels)}")
-        if head.part.out_channels != embedding.channels:
-            channels = f"head.out_channels is {head.part.out_channels}; set it to {embedding.channels}"
-            raise ValueError(f"{channels}: Diffuse does not train the variance")
+        check_channels(head, embedding)
         if self.vae is not None:
             return self.with_autoencoder(model, latents.load_autoencoder(self.vae))
         self.check_embedding(embedding)
@@ -104,14 +98,77 @@ class Diffuse(LabelledPictures, called=("diffusion", "classifier-free guidance")
         model, clean = trained, batch["pixel_values"]
         if isinstance(trained, WithFrozenModel):
             model, clean = trained.model, latents.codes(trained.frozen, clean).float()
+        return noise_loss(model, clean, batch, {"class_labels": batch["class_labels"]})
+
+
+class DiffuseText(Captioned, called=("text to image",)):
+    """Columns "image" and "text" (see `Captioned`): generate images of a text from noise, with a text encoder and a
+    decoder of patches that are trained together. The text is replaced by an empty one with probability `untold`, as
+    classifier-free guidance needs."""
+
+    command: ClassVar[str] = "run draw RUN TEXT"
+
+    untold: Chance = 0.1  # probability of dropping the text
+
+    @property
+    def noise_shape(self) -> tuple[int, int, int]:
+        return len(self.mean), *self.image_size
+
+    def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
+        record = super().vary(record, random, *partners)
+        first = -1 if random.random() < self.untold else 0  # only the end token
+        return {**record, **draw_noise(random, self.noise_shape), "input_ids": record["input_ids"][first:]}
+
+    def collate(self, records: Sequence[Record], pad: int) -> Batch:
+        return {
+            **super().collate(records, pad),
+            **pad_texts(records, pad),
+            **collate_noise(records, self.noise_shape),
+        }
+
+    def module(self, model: TransformerModule) -> nn.Module:
         head = head_of(model, NoiseModule, "diffusion")
-        step = (batch["moment"] * head.part.schedule.steps).long()
-        noisy = head.add_noise(clean, batch["noise"], step)
-        states = forward_to_head(
-            model, {"hidden_states": noisy, "timestep": step, "class_labels": batch["class_labels"]}
-        )
-        predicted = require_head(model).answer(states.x, states.ctx, states.inputs)["sample"].float()
-        return {"loss": (predicted - batch["noise"]).square().mean((1, 2, 3)).sum()}
+        embedding = getattr(model.spec, model.spec.target)
+        if not isinstance(model, EncoderDecoderModule) or not isinstance(embedding, NoisyEmbedding):
+            raise ValueError("DiffuseText needs an EncoderDecoderModel whose decoder_embedding is a NoisyEmbedding")
+        check_channels(head, embedding)
+        self.check_embedding(embedding)
+        return model
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        return {"loss": float(len(batch["moment"]))}
+
+    def losses(self, trained: TransformerModule, batch: Batch) -> dict[str, Tensor]:
+        """Return the mean squared error of the predicted noise, summed over images."""
+        text: Batch = {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
+        return noise_loss(trained, batch["pixel_values"], batch, text)
+
+
+def draw_noise(random: np.random.Generator, shape: tuple[int, int, int]) -> Record:
+    """Draw the noise of an image, and a moment from 0 to 1 that selects the noise step."""
+    noise = random.standard_normal(math.prod(shape), np.float32)
+    return {"noise": noise, "moment": np.asarray(random.random())}
+
+
+def collate_noise(records: Sequence[Record], shape: tuple[int, int, int]) -> Batch:
+    noise = torch.from_numpy(np.stack([record["noise"] for record in records])).unflatten(1, shape)
+    return {"noise": noise, "moment": scalars(records, "moment")}
+
+
+def check_channels(head: NoiseModule, embedding: NoisyEmbedding) -> None:
+    if head.part.out_channels != embedding.channels:
+        channels = f"head.out_channels is {head.part.out_channels}; set it to {embedding.channels}"
+        raise ValueError(f"{channels}: the variance is not trained")
+
+
+def noise_loss(model: TransformerModule, clean: Tensor, batch: Batch, condition: Batch) -> dict[str, Tensor]:
+    """Add noise to clean images or latents; return the squared error of the model's prediction, summed over images."""
+    head = head_of(model, NoiseModule, "diffusion")
+    step = (batch["moment"] * head.part.schedule.steps).long()
+    noisy = noisy_inputs(model, head.add_noise(clean, batch["noise"], step), step)
+    states = forward_to_head(model, {**noisy, **condition})
+    predicted = head.answer(states.x, states.ctx, states.inputs)["sample"].float()
+    return {"loss": (predicted - batch["noise"]).square().mean((1, 2, 3)).sum()}
 
 
 def latent_shape(vae: str | None, spec: Model) -> tuple[int, int, int]:

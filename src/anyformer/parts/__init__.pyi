@@ -33,7 +33,7 @@ from anyformer.objectives.ctc import CTC as CTC
 from anyformer.objectives.decision import Act as Act
 from anyformer.objectives.denoise import Denoise as Denoise, DocumentRotation as DocumentRotation, Noise as Noise, SentencePermutation as SentencePermutation, TextInfilling as TextInfilling, TokenDeletion as TokenDeletion, TokenMasking as TokenMasking
 from anyformer.objectives.dialogue import Dialogue as Dialogue
-from anyformer.objectives.diffuse import Diffuse as Diffuse
+from anyformer.objectives.diffuse import Diffuse as Diffuse, DiffuseText as DiffuseText
 from anyformer.objectives.distill import Distill as Distill
 from anyformer.objectives.draw import NextImageToken as NextImageToken, Reconstruct as Reconstruct
 from anyformer.objectives.hidden_spans import HiddenSpans as HiddenSpans

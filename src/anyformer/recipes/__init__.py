@@ -30,7 +30,7 @@ GROUPS = {  # group -> its files
     "Labels, tags and answers": ("glue", "wnut17", "squad", "ewt_graphormer"),
     "From text to text": ("multi30k_en_de", "tico19", "dates", "scitldr", "t5_tasks", "dialogue"),
     "Images": ("fashion_mnist", "fashion_dalle", "fashion_vae", "fashion_dit", "fashion_latent_dit", "fashion_kl",
-               "emoji", "shapes"),
+               "emoji", "emoji_dit", "shapes"),
     "Speech": ("digits", "digits_wav2vec"),
     "Decisions": ("cartpole",),
 }  # fmt: skip

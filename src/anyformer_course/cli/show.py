@@ -31,18 +31,18 @@ def main(given: Sequence[str]) -> None:
         raise ValueError(f"no worked example is called {quote(name)}; {nearest(name, names())}")
     example = read_example(name)
     options = parser_of(example).parse(rest)
-    inputs = read_inputs(example, options.inputs)
     given_options = {
         parameter.name: value
         for parameter in example.options
         if (value := getattr(options, parameter.name)) is not UNSET
     }
     try:
-        shown = show(name, *inputs, **given_options)
-    except ValueError as error:  # a message quotes the whole text
+        shown = show(name, *read_inputs(example, options.inputs), **given_options)
+    except ValueError as error:  # a message quotes the whole text, or its first 200 characters
         message = str(error)
-        for text in map(repr, inputs):
-            message = message.replace(text, shorten(text, 80))
+        for text in options.inputs:
+            for quoted in (quote(text), repr(text), text):
+                message = message.replace(quoted, shorten(repr(text) if quoted != text else text, 80))
         raise ValueError(message) from None
     if options.picture:
         from anyformer_course.render import save_picture

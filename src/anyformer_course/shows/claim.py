@@ -6,6 +6,7 @@ the experiment.
 
 from __future__ import annotations
 
+from textwrap import fill
 from typing import Any
 
 from anyformer.look.figures import new
@@ -54,7 +55,7 @@ def unjudged(name: str, record: dict[str, Any]) -> Shown:
         figure, axes = new(1, 1, 9, 3)
         for column, device in ((1, "two CPU cores"), (2, "one GPU")):
             axes[0, 0].plot([form[0] for form in forms], [form[column] for form in forms], marker="o", label=device)
-        axes[0, 0].set(yscale="log", ylabel="minutes", title=f"{record['lecture']}: not judged yet")
+        axes[0, 0].set(yscale="log", ylabel="minutes", title=fill(f"{record['lecture']}: not judged yet", 90))
         axes[0, 0].legend(frameon=False)
         return figure
 
@@ -91,5 +92,5 @@ def bars(record: dict[str, Any], run: dict[str, Any]) -> Any:
         axis.annotate(f"{value:g}", (value, y), (3, 0), textcoords="offset points", va="center", fontsize=8)
     axis.invert_yaxis()
     axis.tick_params(labelsize=8)
-    axis.set_title(f"{record['lecture']}: {run['verdict']}", fontsize=9)
+    axis.set_title(fill(f"{record['lecture']}: {run['verdict']}", 100), fontsize=9)
     return figure

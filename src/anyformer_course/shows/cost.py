@@ -89,7 +89,8 @@ def example(names: str = "", *, lengths: str = "1024 4096 16384") -> Shown:
             style = "o-" if name == "full" else "o--"
             axes[0, 0].loglog(sizes, row, style, label=f"{name} ({exponents[name]:.2f})", markersize=4, color=f"C{i}")
         axes[0, 0].set(xlabel="tokens", title="operations of a pass (exponent)")
-        axes[0, 0].set_xticks(sizes, [f"{size:,}" for size in sizes], minor=False)
+        axes[0, 0].set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axes[0, 0].set_xticks([], minor=True)
         axes[0, 0].legend(frameon=False, fontsize=8)
         return figure
 

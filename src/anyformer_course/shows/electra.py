@@ -21,6 +21,8 @@ PUBLISHED = (
 )  # fmt: skip
 GROUPS = {"ELECTRA": "C3", "BERT": "C0", "RoBERTa": "C1", "XLNet": "C2", "other": "C7"}
 
+PLACES = {"ELECTRA": ((-4, 5), "right"), "RoBERTa": ((-6, -5), "right"), "XLNet": ((5, 3), "left")}  # of labels
+
 
 def example(compare: str = "BERT") -> Shown:
     """Compare ELECTRA with the models whose name begins with `compare`, each with the ELECTRA of the nearest "
@@ -43,8 +45,7 @@ def example(compare: str = "BERT") -> Shown:
             style = "o-" if group in ("ELECTRA", "BERT") else "s"
             axes[0, 0].plot([x for x, _, _ in points], [y for _, y, _ in points], style, color=color, label=group)
             for x, y, name in points:
-                place = (-4, 5) if group == "ELECTRA" else (5, -9)
-                side = "right" if group == "ELECTRA" else "left"
+                place, side = PLACES.get(group, ((5, -9), "left"))
                 axes[0, 0].annotate(name, (x, y), place, textcoords="offset points", fontsize=7, ha=side)
         axes[0, 0].set(xscale="log", xlabel="training FLOPs", ylabel="GLUE, development set", title="published scores")
         axes[0, 0].margins(x=0.15)

@@ -54,9 +54,12 @@ def example(text: str = "the cat sat on the mat and the dog sat down too", *, bl
         figure, axes = new(2, 1, 11, 4)
         axes[0, 0].semilogy(range(1, len(rows) + 1), [max(row[-1], 1e-9) for row in rows], marker="o")
         axes[0, 0].set(xlabel="blocks read", title="difference from exact attention")
+        axes[0, 0].locator_params(axis="x", integer=True)
         for column, name in ((1, "scores stored"), (2, "in blocks")):
             axes[0, 1].loglog(LENGTHS, [row[column] for row in memory], marker="o", label=name)
         axes[0, 1].set(xlabel="tokens", title="peak bytes of a layer (width 64, 4 heads)")
+        axes[0, 1].set_xticks(LENGTHS, LENGTHS)
+        axes[0, 1].set_xticks([], minor=True)
         axes[0, 1].legend()
         return figure
 

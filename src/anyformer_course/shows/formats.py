@@ -27,6 +27,8 @@ def example(
 ) -> Shown:
     """Write the texts in each format and compute the scores. `both_orders=False` reads similarity in one order only."""
     small = train("gpt", corpus)
+    if not all(each.split() for each in (text, second, third)):
+        raise ValueError("the text is empty; write a few words")
     draws = torch.Generator().manual_seed(seed)
     states: dict[str, torch.Tensor] = {}
     head = {n: torch.randn(n, small.model.spec.width, generator=draws) / 4 for n in (1, 2, 3)}
@@ -54,15 +56,15 @@ def example(
     rows += [["multiple choice", line, f"{p:.2f}"] for (line, _), p in zip(choices, chances, strict=True)]
 
     def draw() -> Any:
-        figure, axes = new(1, 1, 10, 0.5 + 0.45 * len(rows))
+        figure, axes = new(1, 1, 11, 0.3 + 0.45 * len(rows))
         colors = {"<start>": "#a1d99b", "<delim>": "#fdae6b", "<extract>": "#9ecae1"}
         for y, (task, line, result) in enumerate(rows):
-            axes[0, 0].text(-0.2, -y, task, ha="right", va="center", fontsize=8)
+            axes[0, 0].text(-0.2, -y, task, ha="right", va="center", fontsize=10)
             for x, word in enumerate(line.split()):
                 box = {"facecolor": colors.get(word, "white"), "edgecolor": "0.7", "boxstyle": "round,pad=0.2"}
-                axes[0, 0].text(x + 0.5, -y, plain(word.strip("<>")), ha="center", va="center", fontsize=7, bbox=box)
-            axes[0, 0].text(len(line.split()) + 0.2, -y, plain(result), va="center", fontsize=7)
-        axes[0, 0].set_xlim(-2.5, max(len(line.split()) for _, line, _ in rows) + 4)
+                axes[0, 0].text(x + 0.5, -y, plain(word.strip("<>")), ha="center", va="center", fontsize=9, bbox=box)
+            axes[0, 0].text(len(line.split()) + 0.2, -y, plain(result).replace(", ", "\n"), va="center", fontsize=9)
+        axes[0, 0].set_xlim(-1.8, max(len(line.split()) for _, line, _ in rows) + 3)
         axes[0, 0].set_ylim(0.6 - len(rows), 0.6)
         axes[0, 0].set_axis_off()
         return figure

@@ -63,8 +63,14 @@ def example(
         axes[0, 0].plot(losses, "o-", markersize=3)
         axes[0, 0].set(xlabel="step", ylabel="loss per word", title="fine-tuning", ylim=(0, None))
         for name, words in written.items():
-            axes[0, 1].plot([p for _, p in words], "o-", label=f"{name}: {' '.join(word for word, _ in words)}")
+            axes[0, 1].plot(
+                range(1, len(words) + 1),
+                [p for _, p in words],
+                "o-",
+                label=f"{name}: {' '.join(word for word, _ in words)}",
+            )
         axes[0, 1].set(xlabel="written word", ylabel="probability", ylim=(0, 1.3), title="p(next word)")
+        axes[0, 1].locator_params(axis="x", integer=True)
         axes[0, 1].legend(frameon=False, fontsize=8, loc="upper right")
         return figure
 

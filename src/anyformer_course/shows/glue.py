@@ -47,6 +47,7 @@ def example(test: str = "glue", *, count: bool = True) -> Shown:
             axis.axhline(HUMANS[test], color="gray", linestyle=":", label="humans")
             axis.grid(alpha=0.3)
         axes[0, 0].set(title=f"{test} by year", ylabel="score on the test set")
+        axes[0, 0].locator_params(axis="x", nbins=4)
         axes[0, 0].legend()
         axes[0, 1].set(title=f"{test} by training compute", xlabel="FLOPs", xscale="log")
         return figure

@@ -54,7 +54,7 @@ def example(
 
     def draw() -> Any:
         maps = [visible.float(), weights.where(visible, torch.nan)]
-        return heat_maps(maps, [f"{mask}: visible words", "weights"], "rows attend to columns", words)
+        return heat_maps(maps, [f"{mask}: visible words", "weights"], "rows attend to columns", words, limits=(0, 1))
 
     return Shown(
         f"With the {mask} mask {int(visible.sum())} of {T * T} pairs are visible; if the last word changes, "

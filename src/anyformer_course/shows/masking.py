@@ -5,6 +5,7 @@ The table shows one masking of your text. The shares are counted over many maski
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._pieces import tokenizer
 from anyformer_course.shows._trained import STORIES
 from anyformer_course.table import amount
+
+LINE, DRAWN = 10, 60  # tokens of a line of the picture, and of the whole picture
 
 
 def example(
@@ -54,16 +57,18 @@ def example(
     total = sum(counts.values())
 
     def draw() -> Any:
-        figure, axes = new(1, 1, 1.2 + 0.62 * len(ids), 1.8)
+        lines = math.ceil(min(DRAWN, len(rows)) / LINE)
+        figure, axes = new(1, 1, 9, 0.5 + 1.2 * lines)
         axis = axes[0, 0]
         colors = {"[MASK]": "#9ecae1", "random": "#fdae6b", "same": "#a1d99b", "": "white"}
-        for i, row in enumerate(rows):
+        for i, row in enumerate(rows[:DRAWN]):
+            line, x = divmod(i, LINE)
             for y, word, shade in ((0, row[1], "white"), (-1, row[2], colors[row[4]])):
                 box = {"facecolor": shade, "edgecolor": "0.6", "boxstyle": "round"}
-                axis.text(i, y, plain(word), ha="center", va="center", fontsize=7, bbox=box)
-        axis.set_xlim(-0.8, len(ids) - 0.2)
-        axis.set_ylim(-1.6, 0.6)
-        axis.set_title("above: the text; below: what BERT reads (blue [MASK], orange random, green same)", fontsize=8)
+                axis.text(x, y - 2.6 * line, plain(word), ha="center", va="center", fontsize=9, bbox=box)
+        axis.set_xlim(-0.6, min(LINE, len(rows)) - 0.4)
+        axis.set_ylim(-1.6 - 2.6 * (lines - 1), 0.6)
+        axis.set_title("above: the text; below: what BERT reads (blue [MASK], orange random, green same)", fontsize=9)
         axis.set_axis_off()
         return figure
 

@@ -46,13 +46,13 @@ def example(text: str = TEXTS, *, next_rate: float = 0.5, pairs: int = 6, draws:
     shares = [("is next", follows / draws), ("not next", 1 - follows / draws)]
 
     def draw() -> Any:
-        figure, axes = new(1, 1, 9, 0.5 + 0.5 * len(rows))
+        figure, axes = new(1, 1, 9, 0.3 + 0.4 * len(rows))
         for y, (first, second, label, _) in enumerate(rows):
             shade = "#cfe3f5" if label == "is next" else "#fbe0c4"
-            axes[0, 0].text(0, -y, plain(first), ha="right", va="center", fontsize=7)
+            axes[0, 0].text(0, -y, plain(first), ha="right", va="center", fontsize=9)
             box = {"facecolor": shade, "edgecolor": "0.6", "boxstyle": "round"}
-            axes[0, 0].text(0.15, -y, plain(f"{label}: {second}"), va="center", fontsize=7, bbox=box)
-        axes[0, 0].set_xlim(-3, 3.6)
+            axes[0, 0].text(0.15, -y, plain(f"{label}: {second}"), va="center", fontsize=9, bbox=box)
+        axes[0, 0].set_xlim(-2.8, 3.8)
         axes[0, 0].set_ylim(0.6 - len(rows), 0.6)
         axes[0, 0].set_axis_off()
         return figure

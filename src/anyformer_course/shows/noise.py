@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from anyformer.look.figures import new, plain
+from anyformer.specs.messages import shorten
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._pieces import tokenizer
 
@@ -44,11 +45,11 @@ def example(text: str = TEXT, *, rate: float = 0.3, seed: int = 0) -> Shown:
         rows.append([way, len(damaged), int((damaged == mask).sum()), words(pieces, damaged)])
 
     def draw() -> Any:
-        figure, axes = new(1, 1, 11, 0.4 + 0.4 * len(rows))
+        figure, axes = new(1, 1, 9.5, 0.3 + 0.36 * len(rows))
         for y, (way, _, _, line) in enumerate(rows):
-            axes[0, 0].text(0, -y, way, ha="right", va="center", fontsize=8)
-            axes[0, 0].text(0.1, -y, plain(line.replace("[MASK]", "\u2587")), va="center", fontsize=8)
-        axes[0, 0].set_xlim(-1.6, 6)
+            axes[0, 0].text(0, -y, way, ha="right", va="center", fontsize=9)
+            axes[0, 0].text(0.1, -y, plain(shorten(line.replace("[MASK]", "\u2587"), 90)), va="center", fontsize=9)
+        axes[0, 0].set_xlim(-2.2, 5.2)
         axes[0, 0].set_ylim(0.6 - len(rows), 0.6)
         axes[0, 0].set_axis_off()
         return figure

@@ -8,6 +8,8 @@ from anyformer.look.figures import new, plain
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._pieces import encode, tokenizer
 
+DRAWN = 24  # tokens in the picture
+
 
 def example(text: str = "i like dogs", second: str = "she likes birds", *, length: int | None = None) -> Shown:
     """Encode `text` and `second` ("" for one text), padded or truncated to `length` tokens."""
@@ -19,16 +21,17 @@ def example(text: str = "i like dogs", second: str = "she likes birds", *, lengt
     rows = [list(row) for row in zip(range(len(ids)), tokens, ids, segments, mask, strict=True)]
 
     def draw() -> Any:
-        figure, axes = new(1, 1, 1.5 + 0.75 * len(tokens), 2.4)
+        drawn = tokens[:DRAWN]
+        figure, axes = new(1, 1, 1.5 + 0.75 * len(drawn), 2.4)
         axis = axes[0, 0]
-        lines = (("token", tokens), ("segment", segments), ("position", range(len(tokens))))
+        lines = (("token", drawn), ("segment", segments), ("position", range(len(drawn))))
         for y, (label, cells) in enumerate(lines):
             axis.text(-0.7, -y, label, ha="right", va="center", fontsize=9)
-            for x, cell in enumerate(cells):
+            for x, cell in zip(range(len(drawn)), cells, strict=False):
                 shade = "0.85" if not mask[x] else ("#cfe3f5", "#fbe0c4")[segments[x]]
                 box = {"facecolor": shade, "edgecolor": "0.5", "boxstyle": "round"}
                 axis.text(x, -y, plain(str(cell)), ha="center", va="center", fontsize=8, bbox=box)
-        axis.set_xlim(-1.6, len(tokens) - 0.3)
+        axis.set_xlim(-1.6, len(drawn) - 0.3)
         axis.set_ylim(-2.6, 0.6)
         axis.set_axis_off()
         return figure

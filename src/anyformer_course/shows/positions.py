@@ -36,17 +36,18 @@ def example(
 
     def draw() -> Any:
         figure, axes = new(3, 1, 13, 3.8)
-        axes[0, 0].imshow(all_positions, aspect="auto", cmap="RdBu", interpolation="nearest")
+        most = float(all_positions.abs().max())  # 0 is white
+        axes[0, 0].imshow(all_positions, aspect="auto", cmap="RdBu", interpolation="nearest", vmin=-most, vmax=most)
         axes[0, 0].set(title=f"{scheme}: one vector per row", xlabel="channel", ylabel="position")
         alike = axes[0, 1].imshow(all_positions @ all_positions.T, interpolation="nearest")
         axes[0, 1].set(title="products of two positions", xlabel="position")
         figure.colorbar(alike, ax=axes[0, 1])
         axes[0, 2].imshow([answers[name] for name in SCHEMES], cmap="Blues", vmin=0, vmax=1.5, aspect="auto")
-        axes[0, 2].set_xticks(range(5), PROPERTIES, rotation=30, fontsize=8)
-        axes[0, 2].set_yticks(range(len(SCHEMES)), SCHEMES, fontsize=8)
+        axes[0, 2].set_xticks(range(5), PROPERTIES, rotation=30, fontsize=10, ha="right", rotation_mode="anchor")
+        axes[0, 2].set_yticks(range(len(SCHEMES)), SCHEMES, fontsize=10)
         for i, name in enumerate(SCHEMES):
             for j, good in enumerate(answers[name]):
-                axes[0, 2].text(j, i, "yes" if good else "no", ha="center", va="center", fontsize=8)
+                axes[0, 2].text(j, i, "yes" if good else "no", ha="center", va="center", fontsize=10)
         return figure
 
     return Shown(

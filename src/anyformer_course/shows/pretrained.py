@@ -37,14 +37,16 @@ def example(names: str = "gpt1 bert-base bert-large gpt2-xl t5-11b gpt3-175b") -
     def draw() -> Any:
         figure, axes = new(2, 1, 11, 4)
         for axis, column, title in ((axes[0, 0], 6, "parameters, our count"), (axes[0, 1], 7, "training FLOPs")):
-            for row in rows:
+            for i, row in enumerate(rows):
                 value = row[column] or (row[8] if column == 7 else None)
                 if value:
                     time = known[row[0]].time
                     axis.plot(time, value, KINDS[row[2]], color=f"C{list(KINDS).index(row[2])}")
-                    axis.annotate(row[0], (time, value), (5, 3), textcoords="offset points", fontsize=8)
+                    place = (5, -9 if i % 2 else 3)
+                    axis.annotate(row[0], (time, value), place, textcoords="offset points", fontsize=8)
             axis.set(yscale="log", title=title)
             axis.margins(x=0.25, y=0.15)
+            axis.locator_params(axis="x", nbins=5)
             axis.grid(alpha=0.3)
         for i, (kind, mark) in enumerate(KINDS.items()):
             axes[0, 0].plot([], [], mark, color=f"C{i}", label=kind)

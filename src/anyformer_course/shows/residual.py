@@ -37,6 +37,7 @@ def example(text: str = TEXT, *, depth: int = 8, width: int = 32, steps: int = 4
             axes[0, 0].plot(range(depth + 1), run["alike"], "o-", label=name, markersize=4)
             axes[0, 1].plot(run["loss"], label=name)
         axes[0, 0].set(xlabel="layer", title="mean cosine of two words, before training")
+        axes[0, 0].locator_params(axis="x", integer=True)
         axes[0, 1].set(xlabel="step", title="loss, nats per letter", ylim=(0, None))
         for axis in axes[0]:
             axis.legend(frameon=False)

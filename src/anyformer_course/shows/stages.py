@@ -41,11 +41,13 @@ def example(names: str = "resnet-50 vit-b16 swin-tiny", *, size: int = 224) -> S
             for _, stage, blocks, shape, width, tokens, _ in [row for row in rows if row[0] == name]:
                 thick, high = width / 700, math.sqrt(tokens)
                 axis.add_patch(Rectangle((x, -high / 2), thick, high, fc=f"C{stage - 1}", ec="black", lw=0.8))
-                axis.text(x, high / 2 + 1, f"{blocks} x\n{shape}", fontsize=7, va="bottom", rotation=30)
+                axis.text(x, high / 2 + 1, f"{blocks} x\n{shape}", fontsize=8, va="bottom", rotation=30)
                 x += thick + 0.8
             axis.set(xlim=(-0.3, max(x, 5)), ylim=(-35 * size / 224, 55 * size / 224), title=name)
             axis.set_xticks([])
-        axes[0, 0].set_ylabel("side of the grid")
+            axis.set_yticks([])
+        axes[0, 0].set_ylabel("height: side of the grid")
+        axes[0, 0].set_xlabel("width: numbers per vector", loc="left")
         return figure
 
     first, last = ([row for row in rows if row[0] == names.split()[0]][i] for i in (0, -1))

@@ -53,16 +53,17 @@ def example(text: str = "the cat likes the warmest mats", *, merges: int = 40, c
 
     def draw() -> Any:
         stages = [rows[i] for i in sorted({0, len(rows) // 3, 2 * len(rows) // 3, len(rows) - 1})]
-        figure, axes = new(1, 1, 1.5 + 0.17 * len(rows[0][4]), 0.6 + 0.4 * (len(stages) + 1))
+        width = 1.15 * min(len(rows[0][4]), 120)  # the rest of a long text is not drawn
+        figure, axes = new(1, 1, 1.5 + 0.15 * width, 0.6 + 0.4 * (len(stages) + 1))
         axis = axes[0, 0]
         for y, row in enumerate(stages):
             axis.text(
                 -0.6, -y, f"{amount(row[0], 'merge')}, {amount(row[3], 'token')}", ha="right", va="center", fontsize=9
             )
-            draw_pieces(axis, row[4].split(), -y)
+            draw_pieces(axis, row[4].split(), -y, width)
         axis.text(-0.6, -len(stages), "indices", ha="right", va="center", fontsize=9)
-        draw_pieces(axis, [str(i) for i in encoded.ids], -len(stages))
-        axis.set(xlim=(-9, 1.15 * len(rows[0][4])), ylim=(-len(stages) - 0.6, 0.6))
+        draw_pieces(axis, [str(i) for i in encoded.ids], -len(stages), width)
+        axis.set(xlim=(-9, width), ylim=(-len(stages) - 0.6, 0.6))
         axis.set_axis_off()
         return figure
 
@@ -81,10 +82,12 @@ def example(text: str = "the cat likes the warmest mats", *, merges: int = 40, c
     )  # fmt: skip
 
 
-def draw_pieces(axis: Any, pieces: list[str], y: float) -> None:
-    """Write the pieces next to each other in boxes of changing colors."""
+def draw_pieces(axis: Any, pieces: list[str], y: float, width: float) -> None:
+    """Write the pieces next to each other in boxes of changing colors, as many as fit."""
     x = 0.0
     for i, piece in enumerate(pieces):
+        if x + len(piece) > width:
+            break
         box = {"fc": ("#dfe8f5", "#ffd9a0", "#d5ecd0")[i % 3], "ec": "none", "pad": 2}
         axis.text(x, y, plain(piece), va="center", fontsize=9, family="monospace", bbox=box)
         x += len(piece) + 0.7

@@ -49,7 +49,7 @@ def example(
         chance = float(head(read_state(tuned, mine)).softmax(-1)[0, 0])
     stack = "encoder" if model == "bert" else "decoder"
     groups = {"embedding": "embedding.", "layer 1": f"{stack}.layers.0.", "layer 2": f"{stack}.layers.1."}
-    moved = [[group, *movement(tuned, small.model, prefix)] for group, prefix in groups.items()]
+    moved: list[list[Any]] = [[group, *movement(tuned, small.model, prefix)] for group, prefix in groups.items()]
     moved.append(["new classifier", sum(p.numel() for p in head.parameters()), None])
 
     def draw() -> Any:
@@ -58,7 +58,9 @@ def example(
             axes[0, 0].plot(values, label=way)
         axes[0, 0].legend(fontsize=8)
         axes[0, 0].set_title("loss by step", fontsize=9)
-        axes[0, 1].bar([row[0] for row in moved[:-1]], [100 * row[2] for row in moved[:-1]])
+        drawn = axes[0, 1].bar([row[0] for row in moved[:-1]], [100 * row[2] for row in moved[:-1]])
+        axes[0, 1].bar_label(drawn, fmt="%.3g")
+        axes[0, 1].set_ylim(0, max(1, 115 * max(row[2] for row in moved[:-1])))  # frozen weights do not move
         axes[0, 1].set_title("how far the pretrained weights moved, in %", fontsize=9)
         return figure
 

@@ -51,8 +51,13 @@ def example(text: str = "hello world", *, hidden: float = 0.5, span: int = 4, se
 
     def draw() -> Any:
         figure, axes = new(1, 3, 11, 6, height_ratios=[2, 1, 3])
-        axes[0, 0].plot(torch.arange(samples.shape[1]) / RATE, samples[0], linewidth=0.3)
-        axes[0, 0].set(title=f"{samples.shape[1]} samples", xlim=(0, samples.shape[1] / RATE))
+        start = int(RATE * TONE) - 2 * stem.hop  # the end of the first tone and the start of the second
+        near = samples[0, start : start + 4 * stem.hop]
+        axes[0, 0].plot(torch.arange(start, start + len(near)) / RATE, near, linewidth=1)
+        for i in range(5):
+            axes[0, 0].axvline((start + i * stem.hop) / RATE, color="gray", linestyle=":")
+        axes[0, 0].set(title=f"4 frames of {stem.hop} samples, where the first letter ends", xlabel="seconds")
+        axes[0, 0].margins(x=0)
         axes[1, 0].imshow(masked.float(), aspect="auto", cmap="Greys", vmin=0, vmax=1.5)
         axes[1, 0].set(title=f"{frames} frames, {number} masked")
         axes[1, 0].set_yticks([])

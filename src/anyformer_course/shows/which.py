@@ -17,6 +17,8 @@ from anyformer_course.shows._trained import STORIES, train
 def example(corpus: str = STORIES, *, start: int = 2, length: int = 8) -> Shown:
     """Count right words in gaps, and continuations that are sentences of the corpus, from `start` words on."""
     lines = sorted({" ".join(line.split()) for line in corpus.splitlines() if line.strip()})
+    if not any(len(line.split()) > 1 for line in lines):
+        raise ValueError("give lines of at least two words; the last word of a line is not a gap")
     models = {"GPT": train("gpt", corpus), "BERT": train("bert", corpus)}
     prompts = sorted({tuple(line.split()[:start]) for line in lines})
     rows, shown_texts = [], []

@@ -42,6 +42,8 @@ def example(size: int = 4, *, heads: int = 3, move: int = 1, seed: int = 0) -> S
         middle = (size // 2) * size + size // 2
         axes[0, 2].imshow(bias[middle, :, 0].view(size, size).numpy(), cmap="RdBu")
         axes[0, 2].set_title("B of the patch in the middle, in its window", fontsize=9)
+        for axis in axes[0]:
+            axis.locator_params(integer=True)
         return figure
 
     return Shown(

@@ -11,8 +11,11 @@ import torch
 
 from anyformer.generation.diffusion import denoise
 from anyformer.inputs.contact_sheet import largest_value, to_bytes, write_sheet
+from anyformer.inputs.image import Images
 from anyformer.models import AutoencoderModule, TransformerModule
+from anyformer.objectives.batches import Batch, pad_texts
 from anyformer.objectives.heads import describe_head
+from anyformer.objectives.match import caption
 from anyformer.parts.diffusion import NoiseHead
 from anyformer.specs.messages import nearest, quote
 from anyformer.tasks.image_tokens import DrawOptions, can_write, companion, draw_by_tokens
@@ -89,42 +92,60 @@ def label_number(labels: tuple[str, ...], number: int, text: str) -> int:
 
 def latent_autoencoder(model: TransformerModule) -> AutoencoderModule | None:
     """Return the autoencoder whose latent space a model draws in; None if it draws pixels."""
-    spec: Any = model.spec
-    vae, draws = companion(model), (spec.embedding.channels, *spec.embedding.image_size)
+    embedding = getattr(model.spec, model.spec.target)
+    vae, draws = companion(model), (embedding.channels, *embedding.image_size)
     if vae is not None and (vae.spec.latent.discrete or not vae.spec.draws(draws)):
         latents = vae.spec.numbers or "codes"
         raise ValueError(f"{model.folder}: the model draws {draws}, but its autoencoder produces {latents}")
     return vae
 
 
+def label_inputs(spec: Any, texts: list[str]) -> tuple[Batch, Batch]:
+    """Return the model's inputs for labels, and without a label."""
+    if (number := spec.embedding.condition.num_labels) is None:
+        raise ValueError("this model draws from a text encoder's states and has no labels; use denoise in Python")
+    labels = torch.tensor([label_number(spec.labels, number, text) for text in texts])
+    return {"class_labels": labels}, {"class_labels": torch.full_like(labels, number)}
+
+
+def text_inputs(reader: TaskModel, texts: list[str]) -> tuple[Batch, Batch]:
+    """Return the model's inputs for texts, and for empty texts of the same shape."""
+    assert reader.tokenizer is not None
+    length = reader.model.spec.embedding.max_length
+    rows = [caption(text, reader.tokenizer, length) for text in texts]
+    records = [{"input_ids": ids} for ids in (*rows, *(row[-1:] for row in rows))]  # an empty text is its end token
+    batch = pad_texts(records, reader.tokenizer.filler)
+    both = [value.split(len(texts)) for value in batch.values()]
+    asked, otherwise = (dict(zip(batch, part, strict=True)) for part in zip(*both, strict=True))
+    return asked, otherwise
+
+
 def draw_by_diffusion(reader: TaskModel, options: DrawOptions) -> list[np.ndarray]:
-    """Draw pictures of labels by diffusion, of pixels or of an autoencoder's latents."""
+    """Draw pictures of labels or texts by diffusion, of pixels or of an autoencoder's latents."""
     options.refuse("temperature", "top_k")
     spec: Any = reader.model.spec
-    number = spec.embedding.condition.num_labels
-    if number is None:
-        raise ValueError("this model draws from a text encoder's states and has no labels; use denoise in Python")
-    assert reader.images is not None
-    vae = latent_autoencoder(reader.model)
-    labels = torch.tensor([label_number(spec.labels, number, text) for text in options.texts for _ in options.seeds])
+    texts = [text for text in options.texts for _ in options.seeds]
+    asked, otherwise = text_inputs(reader, texts) if hasattr(spec, "decoder") else label_inputs(spec, texts)
+    assert reader.model.folder is not None
+    images, vae = reader.images or Images.load(reader.model.folder), latent_autoencoder(reader.model)
     seeds = [seed for _ in options.texts for seed in options.seeds]
     steps = min(50, spec.head.schedule.steps) if options.steps is None else options.steps
     guidance = 4.0 if options.guidance is None else options.guidance
     pictures = []
     for start in range(0, len(seeds), reader.batch):
-        part = labels[start : start + reader.batch]
+        part = slice(start, start + reader.batch)
         samples = denoise(
             reader.model,
-            {"class_labels": part},
-            {"class_labels": torch.full_like(part, number)},
-            seeds=seeds[start : start + reader.batch],
+            {name: value[part] for name, value in asked.items()},
+            {name: value[part] for name, value in otherwise.items()},
+            seeds=seeds[part],
             steps=steps,
             guidance=guidance,
             eta=options.eta or 0.0,
-            clip=largest_value(reader.images) if vae is None else None,
+            clip=largest_value(images) if vae is None else None,
         )
         with torch.no_grad():
-            pictures.append(to_bytes(samples if vae is None else vae.picture(samples), reader.images))
+            pictures.append(to_bytes(samples if vae is None else vae.picture(samples), images))
         reader.progress(min(start + reader.batch, len(seeds)), len(seeds))
     return np.split(np.concatenate(pictures), len(options.texts))
 
