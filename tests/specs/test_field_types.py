@@ -14,7 +14,7 @@ from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op
 from anyformer.runtime.context import Context
 from anyformer.specs.addresses import with_values
-from anyformer.specs.field_types import Chance, Count, Natural, NonNegative, OneOrMore, Positive, Range, TwoOrMore
+from anyformer.specs.field_types import QKVO, Chance, Count, Natural, NonNegative, OneOrMore, Positive, Range, TwoOrMore
 from anyformer.specs.part import Part, Site, Table, abstract, hints
 from anyformer.specs.slots import fields_of
 from anyformer.train.run_schema import object_schema
@@ -39,6 +39,7 @@ class Ranged(Part):
     both: Annotated[int, Range(at_least=1, at_most=2**24)] | None = None
     sizes: tuple[Count, ...] = ()
     table: Mapping[str, Positive] = Table()
+    bias: QKVO = "qkvo"
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,7 @@ class Ranged(Part):
         ("one", 0.5, "one is 0.5; it must be at least 1"),
         ("both", 2**24 + 1, "both is 16,777,217; it must be at least 1 and at most 16,777,216"),
         ("sizes", (3, 0), r"sizes.1 is 0; it must be at least 1"),
+        ("bias", "qx", "bias is 'qx'; use only letters of 'qkvo'"),
         ("table", {"a": 1.0, "b": 0.0}, r"table.b is 0.0; it must be above 0"),
     ],
 )

@@ -1,7 +1,7 @@
-"""Types of fields with a range: `depth: Count`, `dropout: Chance`, `scale: Positive | None`.
+"""Types of fields with a range: `depth: Count`, `dropout: Chance`, `scale: Positive | None`, `bias: QKVO`.
 
-Type checkers see int or float. Parts check the range when they are made, and the JSON schema and `anyformer parts` show
-it. In a tuple or a table, it holds for every number. For other limits write `Annotated[int, Range(at_least=3)]`.
+Type checkers see int, float or str. Parts check the range when they are made, and the JSON schema and `anyformer parts`
+show it. In a tuple or a table, it holds for every number. For other limits write `Annotated[int, Range(at_least=3)]`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from anyformer.specs.frozen import Table
+from anyformer.specs.messages import quote
 
 NUMBERS = frozenset((int, float))
 
@@ -62,6 +63,27 @@ class Range:
         return {keyword: limit for keyword, limit in limits.items() if limit is not None}
 
 
+@dataclasses.dataclass(frozen=True)
+class Letters:
+    """The letters that a text may contain."""
+
+    of: str
+    low: ClassVar[float] = math.inf  # no number is in the range
+    high: ClassVar[float] = -math.inf
+
+    def __str__(self) -> str:
+        return f"letters of {self.of!r}"
+
+    def check(self, value: Any, name: str) -> None:
+        if set(value) - set(self.of):
+            raise ValueError(f"{name} is {quote(value)}; use only {self}")
+
+    def schema(self) -> dict[str, str]:
+        return {"pattern": f"^[{self.of}]*$"}
+
+
+Limits = Range | Letters
+
 Count = Annotated[int, Range(at_least=1)]
 Natural = Annotated[int, Range(at_least=0)]
 TwoOrMore = Annotated[int, Range(at_least=2)]
@@ -69,6 +91,7 @@ Chance = Annotated[float, Range(at_least=0, below=1)]  # such as a dropout rate
 Positive = Annotated[float, Range(above=0)]
 NonNegative = Annotated[float, Range(at_least=0)]
 OneOrMore = Annotated[float, Range(at_least=1)]
+QKVO = Annotated[str, Letters("qkvo")]  # projections of attention, such as those with a bias
 
 
 def _or(limit: float | None, default: float) -> float:
@@ -81,21 +104,21 @@ def _annotated_hints(cls: Any) -> dict[str, Any]:
     return {field.name: types[field.name] for field in dataclasses.fields(cls)}
 
 
-def _ranges(cls: Any) -> tuple[tuple[str, Range, float, float], ...]:
+def _ranges(cls: Any) -> tuple[tuple[str, Limits, float, float], ...]:
     """Return (field, range, its lowest and its highest number) for the fields of a Part that have a range."""
     fields = ((name, next(_ranges_in(hint), None)) for name, hint in annotated_hints(cls).items())
     return tuple((name, limits, limits.low, limits.high) for name, limits in fields if limits is not None)
 
 
-def _ranges_in(hint: Any) -> Iterator[Range]:
+def _ranges_in(hint: Any) -> Iterator[Limits]:
     for inner in typing.get_args(hint):
-        if isinstance(inner, Range):
+        if isinstance(inner, Limits):
             yield inner
         yield from _ranges_in(inner)
 
 
 annotated_hints: Callable[[Any], dict[str, Any]] = functools.cache(_annotated_hints)
-ranges: Callable[[Any], tuple[tuple[str, Range, float, float], ...]] = functools.cache(_ranges)
+ranges: Callable[[Any], tuple[tuple[str, Limits, float, float], ...]] = functools.cache(_ranges)
 
 
 def check_ranges(part: Any) -> None:
@@ -114,7 +137,7 @@ def type_name(hint: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " | ".join(map(type_name, inner))
     if origin is typing.Annotated:
-        return f"{type_name(inner[0])} ({', '.join(str(limits) for limits in inner[1:] if isinstance(limits, Range))})"
+        return f"{type_name(inner[0])} ({', '.join(str(limits) for limits in inner[1:] if isinstance(limits, Limits))})"
     if origin is typing.Literal:
         return " | ".join(map(repr, inner))
     if inner:
