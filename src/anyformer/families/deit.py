@@ -26,5 +26,3 @@ DEIT = VIT.but(
         "deit-base": size(768, 12, 12, 87e6),
     },
 )
-
-FAMILIES = (DEIT,)

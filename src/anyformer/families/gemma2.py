@@ -85,5 +85,3 @@ GEMMA2 = LLAMA.but(
         "gemma2-27b": size(4608, 36864, 46, 32, 27.2e9, head_dim=128, query_pre_attn_scalar=144),
     },
 )
-
-FAMILIES = (GEMMA2,)

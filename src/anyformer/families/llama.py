@@ -114,5 +114,3 @@ LLAMA = Family(
         "llama3.1-405b": size(16384, 53248, 126, 128, 405e9, rope_parameters=llama3_rope(8.0)),
     },
 )
-
-FAMILIES = (LLAMA,)

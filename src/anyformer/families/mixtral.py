@@ -76,5 +76,3 @@ MIXTRAL = MISTRAL.but(
         ),
     },
 )
-
-FAMILIES = (MIXTRAL,)

@@ -65,5 +65,3 @@ OLMO2 = LLAMA.but(
         "olmo2-32b": size(5120, 27648, 64, 40, 32.2e9, num_key_value_heads=8),
     },
 )
-
-FAMILIES = (OLMO2,)

@@ -133,5 +133,3 @@ VIT = Family(
         "vit-h14": size(1280, 32, 16, 632e6, 14),
     },
 )
-
-FAMILIES = (VIT,)
