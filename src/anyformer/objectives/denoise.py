@@ -13,18 +13,14 @@ from anyformer.objectives.batches import Record
 from anyformer.objectives.examples import add_ends
 from anyformer.objectives.rewrite import Rewrite
 from anyformer.objectives.vocabulary_info import VocabularyInfo, VocabularyObjective, is_one_of, mask_token
-from anyformer.specs.field_types import OneOrMore
+from anyformer.specs.field_types import Fraction, OneOrMore
 from anyformer.specs.part import Part
 
 
 class Noise(Part):
     """Corrupts token ids (T,) without begin and end tokens. `rate`: the fraction of the text, or of the texts."""
 
-    rate: float
-
-    def check(self) -> None:
-        if not 0 <= self.rate <= 1:
-            raise ValueError(f"{type(self).__name__}.rate is {self.rate}; it must be in [0, 1]")
+    rate: Fraction
 
     def damage(self, ids: np.ndarray, random: np.random.Generator, known: VocabularyInfo) -> np.ndarray:
         raise NotImplementedError

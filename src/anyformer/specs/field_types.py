@@ -88,6 +88,8 @@ Count = Annotated[int, Range(at_least=1)]
 Natural = Annotated[int, Range(at_least=0)]
 TwoOrMore = Annotated[int, Range(at_least=2)]
 Chance = Annotated[float, Range(at_least=0, below=1)]  # such as a dropout rate
+Fraction = Annotated[float, Range(at_least=0, at_most=1)]
+ProperFraction = Annotated[float, Range(above=0, below=1)]
 Positive = Annotated[float, Range(above=0)]
 NonNegative = Annotated[float, Range(at_least=0)]
 OneOrMore = Annotated[float, Range(at_least=1)]

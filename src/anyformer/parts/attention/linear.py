@@ -135,11 +135,8 @@ class EluFeatures(Features, sees="itself", called=("ELU kernel",)):
     def width(self, head_width: int) -> int:
         return head_width
 
-    def build(self, site: Site) -> nn.Module:
-        return EluFeaturesModule()
 
-
-class EluFeaturesModule(nn.Module):
+class EluFeaturesModule(PartModule, of=EluFeatures):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return F.elu(x) + 1, None
 

@@ -43,7 +43,7 @@ class SpectrogramEmbedding(Embedding, sees="all", called=("log-mel spectrogram",
 
     channels: Count = 80
     kernel: Count = 3
-    strides: tuple[int, ...] = (1, 2)
+    strides: tuple[Count, ...] = (1, 2)
     activation: Activation = "gelu"
     augment: SpecAugment | None = None
     position: AbsolutePosition | None = None
@@ -51,8 +51,8 @@ class SpectrogramEmbedding(Embedding, sees="all", called=("log-mel spectrogram",
     dropout: Chance = 0.0
 
     def check(self) -> None:
-        if not self.strides or min(self.strides) < 1:
-            raise ValueError("SpectrogramEmbedding.strides needs one or more values, each at least 1")
+        if not self.strides:
+            raise ValueError("SpectrogramEmbedding.strides is empty; give one stride per convolution")
         if self.kernel % 2 == 0:
             raise ValueError(f"SpectrogramEmbedding.kernel is {self.kernel}; it must be odd (centred on a frame)")
         if self.whole and self.max_length is None:
