@@ -44,15 +44,11 @@ class LongScaling(RopeScaling, sees="itself", called=("LongRoPE",)):
 
     length_dependent: ClassVar[bool] = True
 
-    short: tuple[float, ...]
-    long: tuple[float, ...]
+    short: tuple[Positive, ...]
+    long: tuple[Positive, ...]
     length: TwoOrMore  # length of training texts
     factor: Positive = 1.0  # extension of that length; determines the default of attention_factor
     attention_factor: float | None = None  # multiplies queries and keys
-
-    def check(self) -> None:
-        if not all(each > 0 for each in (*self.short, *self.long)):
-            raise ValueError("LongScaling.short and long must contain only numbers above 0")
 
 
 class ProportionalScaling(RopeScaling, sees="itself"):
