@@ -137,11 +137,12 @@ def families() -> Iterator[tuple[str, str]]:
 
 
 def family_page(family: Any, sizes: list[dict[str, Any]], drawn: bool) -> str:
+    from anyformer import families
     from anyformer.families.base.fields import Fixed
 
     spec: Any = family.read_size(sizes[0]["name"]) if sizes else family.read({})
-    names = [name for name in sys.modules if name.startswith("anyformer.families.")]
-    module = next(sys.modules[name] for name in names if family in getattr(sys.modules[name], "FAMILIES", ()))
+    modules = [sys.modules[f"anyformer.families.{name}"] for name in families._files()]
+    module = next(each for each in modules if family in families._in_file(each.__name__.rpartition(".")[2]))
     home = " ".join((module.__doc__ or "").split())
     lines = [f"# {family.name}", f"{plain(home)}\n\nFor: {family.about}. In `{module.__name__}`."]
     if drawn:

@@ -67,8 +67,4 @@ __all__ = [
 
 
 if not TYPE_CHECKING:
-    __getattr__ = lazy_names(__name__, _PUBLIC)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+    __getattr__, __dir__ = lazy_names(__name__, _PUBLIC)

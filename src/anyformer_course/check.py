@@ -62,8 +62,8 @@ def processor_seconds() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def printed(shown: Shown) -> str:
-    """Return what `anyformer course` prints: a column or a row that does not fit is not seen."""
+def printed_text(shown: Shown) -> str:
+    """Return the text that `anyformer course` prints: a column or a row that does not fit is not seen."""
     out = io.StringIO()
     print_shown(shown, console(out))
     return out.getvalue()
@@ -88,7 +88,7 @@ def is_year(text: str) -> bool:
 
 def unseen_numbers(text: str, shown: Shown, given: str) -> list[str]:
     """Return the numbers of `See:` or `Try:` that are neither printed nor `given`: by the idea or the code."""
-    seen = f"{printed(shown)} {given}"
+    seen = f"{printed_text(shown)} {given}"
     values = [abs(float(each.replace(",", ""))) for each in re.findall(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", seen)]
     return [each for each in quoted_numbers(text) if not any(agrees(each, value) for value in values)]
 

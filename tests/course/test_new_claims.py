@@ -240,7 +240,7 @@ def test_languages_of_a_family() -> None:
     poor = LanguageFamily(languages=3, concepts=20, merged=2)
     assert poor.sentence([0, 2, 4], 0).split() == poor.sentence([1, 3, 4], 0).split()
     assert poor.sentence([4], 0) != poor.sentence([5], 0) and poor.sentence([0], 1) != poor.sentence([1], 1)
-    assert 4 <= len(family.meaning(draw)) <= 8 and ask("a b", 2) == "<2> a b"
+    assert 4 <= len(family.draw_meaning(draw)) <= 8 and ask("a b", 2) == "<2> a b"
 
 
 def test_word_accuracy() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from anyformer.evaluate.class_report import class_scores
-from anyformer.evaluate.predictions import heading, name_label, read_predictions, write_rows
+from anyformer.evaluate.predictions import mistakes_title, name_label, read_predictions, write_rows
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.dialogue import Dialogue
 from anyformer.objectives.multi_label import MultiLabel
@@ -53,6 +53,6 @@ def test_scores_of_several_labels_are_those_of_sklearn() -> None:
 
 
 def test_the_heading_says_how_mistakes_are_ordered() -> None:
-    assert heading([{"wanted": 1.5, "predicted": 2.0}]) == "the largest errors"
-    assert heading([{"wanted": "a", "predicted": "b", "score": 0.5}]) == "1 mistakes, the worst first"
-    assert heading([{"wanted": "a", "predicted": "b"}]) == "1 mistakes"
+    assert mistakes_title([{"wanted": 1.5, "predicted": 2.0}]) == "the largest errors"
+    assert mistakes_title([{"wanted": "a", "predicted": "b", "score": 0.5}]) == "1 mistakes, the worst first"
+    assert mistakes_title([{"wanted": "a", "predicted": "b"}]) == "1 mistakes"

@@ -106,5 +106,5 @@ def test_mistakes_are_one_line(bert: Any) -> None:
         SpanCorruption(known=known).vary({"input_ids": np.arange(568)}, np.random.default_rng(0))
     with pytest.raises(ValueError, match="it needs an encoder-decoder"):
         SpanCorruption().module(model_of("gpt2"))
-    with pytest.raises(ValueError, match="between 0 and 1"):
+    with pytest.raises(ValueError, match="above 0 and below 1"):
         SpanCorruption(rate=0.0)

@@ -223,7 +223,7 @@ def test_one_graph() -> None:
     (lambda: Strided(stride=0), "Strided.stride is 0"),
     (lambda: Fixed(stride=2, summary=3), "Fixed.summary is 3; a block has 2 tokens"),
     (lambda: Axial(columns=0), "Axial.columns is 0"), (lambda: BlockAndBefore(size=0, before=1), "BlockAndBefore.size"),
-    (lambda: GridBlocks(columns=3, size=(1, 0), above=0, beside=0), "at least one row"),
+    (lambda: GridBlocks(columns=3, size=(1, 0), above=0, beside=0), "GridBlocks.size.1 is 0; it must be at least 1"),
     (lambda: RandomBlocks(size=0, per_row=1, num_blocks=3), "RandomBlocks.size is 0"),
     (lambda: All(masks=()), "All.masks is empty"),
     (lambda: Either(masks=()), "Either.masks is empty"),

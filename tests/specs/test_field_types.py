@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 from torch import Tensor, nn
@@ -14,9 +14,23 @@ from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op
 from anyformer.runtime.context import Context
 from anyformer.specs.addresses import with_values
-from anyformer.specs.field_types import Chance, Count, Natural, NonNegative, OneOrMore, Positive, Range, TwoOrMore
+from anyformer.specs.field_types import (
+    QKVO,
+    Chance,
+    Count,
+    Even,
+    Natural,
+    NonNegative,
+    Odd,
+    OneOrMore,
+    Positive,
+    Range,
+    TwoOrMore,
+    ranges,
+)
 from anyformer.specs.part import Part, Site, Table, abstract, hints
 from anyformer.specs.slots import fields_of
+from anyformer.train.run import every_kind
 from anyformer.train.run_schema import object_schema
 
 
@@ -39,6 +53,9 @@ class Ranged(Part):
     both: Annotated[int, Range(at_least=1, at_most=2**24)] | None = None
     sizes: tuple[Count, ...] = ()
     table: Mapping[str, Positive] = Table()
+    bias: QKVO = "qkvo"
+    odd: Odd = 3
+    evens: tuple[Even, ...] = (2,)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +71,10 @@ class Ranged(Part):
         ("one", 0.5, "one is 0.5; it must be at least 1"),
         ("both", 2**24 + 1, "both is 16,777,217; it must be at least 1 and at most 16,777,216"),
         ("sizes", (3, 0), r"sizes.1 is 0; it must be at least 1"),
+        ("odd", 4, "odd is 4; it must be odd and at least 1"),
+        ("odd", -1, "odd is -1; it must be odd and at least 1"),
+        ("evens", (2, 5), "evens.1 is 5; it must be even and at least 2"),
+        ("bias", "qx", "bias is 'qx'; use only letters of 'qkvo'"),
         ("table", {"a": 1.0, "b": 0.0}, r"table.b is 0.0; it must be above 0"),
     ],
 )
@@ -79,6 +100,15 @@ def test_a_subclass_inherits_ranges_and_may_change_its_default() -> None:
         RangedChild(count=0)
 
 
+def test_every_kind_keeps_the_ranges_of_its_bases() -> None:
+    for kind in every_kind().values():
+        own = {name for name, *_ in ranges(kind)}
+        bases: list[Any] = [base for base in kind.__mro__[1:] if issubclass(base, Part) and base is not Part]
+        for base in bases:
+            lost = {name for name, *_ in ranges(base)} - own
+            assert not lost, f"{kind.__name__} declares {lost} with a type without the range in {base.__name__}"
+
+
 def test_types_are_plain_for_all_other_code() -> None:
     assert hints(Ranged)["count"] is int and hints(Ranged)["natural"] == int | None
 
@@ -92,6 +122,9 @@ def test_ranges_are_shown() -> None:
     assert properties["positive"]["exclusiveMinimum"] == 0
     assert properties["natural"]["anyOf"] == [{"type": "integer", "minimum": 0}, {"type": "null"}]
     assert properties["sizes"]["items"] == {"type": "integer", "minimum": 1}
+    assert properties["odd"] == {"type": "integer", "minimum": 1, "not": {"multipleOf": 2}, "default": 3}
+    assert properties["bias"] == {"type": "string", "pattern": "^[qkvo]*$", "default": "qkvo"}
+    assert types["bias"] == "str (letters of 'qkvo')" and types["odd"] == "int (odd and at least 1)"
 
 
 # -- modules -----------------------------------------------------------------------------------------------------------

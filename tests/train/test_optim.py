@@ -143,7 +143,7 @@ def test_rates_and_mistakes() -> None:
         optim.AdamW(betas=(0.9, 1.0))
     with pytest.raises(ValueError, match="lr is 0"):
         optim.Adafactor(lr=0.0)
-    with pytest.raises(ValueError, match="between 0 and 1"):
+    with pytest.raises(ValueError, match="at least 0 and at most 1"):
         optim.Cosine(floor=2.0)
 
 

@@ -187,12 +187,12 @@ def evaluate_model(options: argparse.Namespace) -> tuple[dict[str, Any], dict[st
 
 def metric_names(given: str | None, run: Run) -> list[str]:
     """Return the metrics to compute: those of --metrics, or all metrics of the task and of the run."""
-    from anyformer.objectives.metrics import installed
+    from anyformer.objectives.metrics import available_metrics
 
     if given is not None:
         return [] if given == "none" else [name.strip() for name in given.split(",") if name.strip()]
     task = run.objective.task
-    usual = installed(task.metrics) if task.metrics else ()
+    usual = available_metrics(task.metrics) if task.metrics else ()
     return [*dict.fromkeys((*usual, *task.loss_metrics, *run.evaluate.metrics))]
 
 
@@ -212,7 +212,7 @@ def print_report(evaluation: Evaluation, model: str, split: str) -> None:
     """Print the scores of each class, confusions and the worst mistakes. The folder of a run gets them too."""
     from anyformer.cli.terminal import table
     from anyformer.evaluate.class_report import class_scores, confusion, matrix_rows, shorten
-    from anyformer.evaluate.predictions import heading, prediction_rows, worst_mistakes
+    from anyformer.evaluate.predictions import mistakes_title, prediction_rows, worst_mistakes
     from anyformer.evaluate.report_page import add_to_report
     from anyformer.weights import hub
 
@@ -231,7 +231,7 @@ def print_report(evaluation: Evaluation, model: str, split: str) -> None:
             pairs = [(right, wrong, str(number)) for right, wrong, number in counted.commonest()[:LISTED]]
             table(("class", "predicted as", "times"), pairs, right=(2,))
     wrong = worst_mistakes(rows)
-    print(f"{heading(wrong)}:")
+    print(f"{mistakes_title(wrong)}:")
     if wrong:
         table([*wrong[0]], [[shorten(value, 60) for value in row.values()] for row in wrong[:LISTED]])
     if written := add_to_report(Path(hub.run_of(model)[0]).expanduser(), split, wrong, counted, scores):

@@ -52,7 +52,7 @@ def change_run(run: Run, texts: Sequence[str]) -> Run:
         first = path.partition(".")[0]
         if first not in dict(run.items()):
             if first not in dict(run.model.items()):
-                raise ValueError(f"--set {path}: a run has no {first!r}; {meaning(run, path)}")
+                raise ValueError(f"--set {path}: a run has no {first!r}; {name_hint(run, path)}")
             path = f"model.{path}"
         if isinstance(value, str) and "," in value:
             with contextlib.suppress(ValueError, AttributeError, LookupError):
@@ -61,7 +61,7 @@ def change_run(run: Run, texts: Sequence[str]) -> Run:
     return override(run, changes)
 
 
-def meaning(run: Run, word: str) -> str:
+def name_hint(run: Run, word: str) -> str:
     """Return what a word of another library or of a published config is called here."""
     from anyformer import families
     from anyformer.families.base.fields import Entry

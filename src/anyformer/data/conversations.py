@@ -50,7 +50,7 @@ class Conversations(Source, called=("ShareGPT", "Alpaca", "instruction data")):
         if self.format == "openai":
             return example.get("messages")
         if self.format == "sharegpt":
-            turns = [turn(each) for each in listed(example)]
+            turns = [turn(each) for each in conversation_turns(example)]
         else:
             asked, answered = ("instruction", "output") if self.format == "alpaca" else (self.prompt, self.answer)
             question = text_in(example, asked)
@@ -75,7 +75,7 @@ def text_in(example: Example, column: str) -> str:
     return value
 
 
-def listed(example: Example) -> list[Any]:
+def conversation_turns(example: Example) -> list[Any]:
     turns = example.get("conversations")
     if not isinstance(turns, list) or not turns:
         raise ValueError("column 'conversations' must be a list of {'from': ..., 'value': ...}")

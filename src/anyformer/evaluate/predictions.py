@@ -40,7 +40,7 @@ def name_label(task: Objective, value: Any) -> Any:
     return task.labels[value] if isinstance(value, int) and task.labels else value
 
 
-def heading(wrong: Sequence[dict[str, Any]]) -> str:
+def mistakes_title(wrong: Sequence[dict[str, Any]]) -> str:
     """Return the heading of `worst_mistakes`, which says how they are ordered."""
     if wrong and isinstance(wrong[0]["wanted"], float):
         return "the largest errors"

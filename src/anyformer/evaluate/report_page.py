@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from anyformer.evaluate.class_report import ClassScores, Confusion, picture
-from anyformer.evaluate.predictions import heading, write_rows
+from anyformer.evaluate.predictions import mistakes_title, write_rows
 
 BEGIN, END = "<!-- evaluation -->", "<!-- end of evaluation -->"
 LISTED = 50  # mistakes on the page; mistakes.csv has all
@@ -37,7 +37,7 @@ def add_to_report(
         content += f'<img alt="confusions" src="data:image/png;base64,{base64.b64encode(drawn).decode()}">'
     if wrong:
         shown = "" if len(wrong) <= LISTED else f" (the first {LISTED}; mistakes.csv has all)"
-        content += f"<h2>{heading(wrong).capitalize()}{shown}</h2>"
+        content += f"<h2>{mistakes_title(wrong).capitalize()}{shown}</h2>"
         content += table([*wrong[0]], (row.values() for row in wrong[:LISTED]))
     page.write_text(insert(page.read_text("utf-8"), content), "utf-8")
     return [*written, page]

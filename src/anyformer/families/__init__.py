@@ -1,4 +1,5 @@
-"""Published model families, one file each, and lookup by name. No module outside this folder names a family.
+"""Published model families, one file each, and lookup by name. No module outside this folder names a family. Each
+`Family` that is a value of a file is part of the catalogue.
 
 Other packages add families with `register`, or with an entry point (see specs/extensions.py)."""
 
@@ -59,15 +60,25 @@ def catalogue() -> dict[str, Family]:
     return own
 
 
-def _in_file(module: str) -> tuple[Family, ...]:
-    return getattr(importlib.import_module(f"{__name__}.{module}"), "FAMILIES", ())
+def _in_file(file: str) -> Iterator[Family]:
+    """Yield the families of a file, without imported relatives that have a file of their own."""
+    from anyformer.families.base.family import Family
+
+    for each in vars(importlib.import_module(f"{__name__}.{file}")).values():
+        if isinstance(each, Family) and (_file_name(each.name) == file or _file_name(each.name) not in _files()):
+            yield each
+
+
+def _file_name(model_type: str) -> str:
+    """Return the name of the file that most families of this name are in."""
+    return model_type.replace("-", "_")
 
 
 def find(model_type: str) -> Family:
     if not isinstance(model_type, str):
         raise ValueError(f"model_type is {quote(model_type)}; it must be the name of a family, such as 'bert'")
-    file = model_type.replace("-", "_")  # most families are in a file of that name; then no other file is imported
-    if file in _files():
+    file = _file_name(model_type)
+    if file in _files():  # then no other file is imported
         for each in _in_file(file):
             if each.name == model_type:
                 return each

@@ -149,5 +149,3 @@ ALBERT = Family(
         "albert-xxlarge": size(4096, 12, 64, 223e6, "235M in the paper; the released files have 223M"),
     },
 )
-
-FAMILIES = (ALBERT,)

@@ -142,24 +142,22 @@ def halonet(published: float, expansion: float, third: int) -> Size:
     return Size({**config, "image_size": 256}, published, "blocks of 8 x 8 with a halo of 3")
 
 
-FAMILIES = (
-    Family(
-        name="attention_resnet",
-        about="ResNets with local attention instead of convolutions (LR-Net, SASA, HaloNet)",
-        template=describe,
-        config=CONFIG,
-        weights=rules,
-        classes={"": Class()},
-        pictures="ConvNext",
-        sizes={
-            "lr-net-26": lr_net(14.7e6, 2, 2, 2, 2),
-            "lr-net-50": lr_net(23.3e6, 3, 4, 6, 3),
-            "sasa-resnet-26": sasa(10.3e6, 1, 2, 4, 1),
-            "sasa-resnet-38": sasa(14.1e6, 2, 3, 5, 2),
-            "sasa-resnet-50": sasa(18.0e6, 3, 4, 6, 3),
-            "halonet-h0": halonet(5.5e6, 0.5, 7),
-            "halonet-h1": halonet(8.1e6, 1.0, 10),
-            "halonet-h2": halonet(9.4e6, 1.25, 11),
-        },
-    ),
+ATTENTION_RESNET = Family(
+    name="attention_resnet",
+    about="ResNets with local attention instead of convolutions (LR-Net, SASA, HaloNet)",
+    template=describe,
+    config=CONFIG,
+    weights=rules,
+    classes={"": Class()},
+    pictures="ConvNext",
+    sizes={
+        "lr-net-26": lr_net(14.7e6, 2, 2, 2, 2),
+        "lr-net-50": lr_net(23.3e6, 3, 4, 6, 3),
+        "sasa-resnet-26": sasa(10.3e6, 1, 2, 4, 1),
+        "sasa-resnet-38": sasa(14.1e6, 2, 3, 5, 2),
+        "sasa-resnet-50": sasa(18.0e6, 3, 4, 6, 3),
+        "halonet-h0": halonet(5.5e6, 0.5, 7),
+        "halonet-h1": halonet(8.1e6, 1.0, 10),
+        "halonet-h2": halonet(9.4e6, 1.25, 11),
+    },
 )

@@ -103,39 +103,37 @@ def weights(spec: AutoencoderModel) -> Weights:
 # names in the middle attention before 2023
 OLD = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
-FAMILIES = (
-    Family(
-        name="autoencoder_kl",
-        about="autoencoder for images; latent diffusion generates in its latent space",
-        template=TEMPLATE,
-        classes={"AutoencoderKL": Class()},
-        config=CONFIG,
-        computed={
-            "width": lambda c: 2 * c.latent_channels,
-            "embedding.image_size": image_size,
-            "image_decoder.widths": lambda c: tuple(c.block_out_channels)[::-1],
-            "image_decoder.blocks": lambda c: c.layers_per_block + 1,
-        },
-        checks=(check,),
-        weights=weights,
-        legacy={
-            f"attentions.0.{old}.{kind}": f"attentions.0.{new}.{kind}"
-            for old, new in OLD.items()
-            for kind in ("weight", "bias")
-        },
-        library="diffusers",
-        sizes={
-            "sd-vae": Size(
-                {
-                    "down_block_types": [DOWN] * 4,
-                    "up_block_types": [UP] * 4,
-                    "layers_per_block": 2,
-                    "block_out_channels": [128, 256, 512, 512],
-                    "sample_size": 256,
-                },
-                83.65e6,
-                "used by Stable Diffusion 1 and DiT: 8 x 8 pixels become 4 latents",
-            ),
-        },
-    ),
+AUTOENCODER_KL = Family(
+    name="autoencoder_kl",
+    about="autoencoder for images; latent diffusion generates in its latent space",
+    template=TEMPLATE,
+    classes={"AutoencoderKL": Class()},
+    config=CONFIG,
+    computed={
+        "width": lambda c: 2 * c.latent_channels,
+        "embedding.image_size": image_size,
+        "image_decoder.widths": lambda c: tuple(c.block_out_channels)[::-1],
+        "image_decoder.blocks": lambda c: c.layers_per_block + 1,
+    },
+    checks=(check,),
+    weights=weights,
+    legacy={
+        f"attentions.0.{old}.{kind}": f"attentions.0.{new}.{kind}"
+        for old, new in OLD.items()
+        for kind in ("weight", "bias")
+    },
+    library="diffusers",
+    sizes={
+        "sd-vae": Size(
+            {
+                "down_block_types": [DOWN] * 4,
+                "up_block_types": [UP] * 4,
+                "layers_per_block": 2,
+                "block_out_channels": [128, 256, 512, 512],
+                "sample_size": 256,
+            },
+            83.65e6,
+            "used by Stable Diffusion 1 and DiT: 8 x 8 pixels become 4 latents",
+        ),
+    },
 )

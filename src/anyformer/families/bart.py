@@ -185,5 +185,3 @@ BART = Family(
         ),
     },
 )
-
-FAMILIES = (BART,)

@@ -80,5 +80,3 @@ BERT = Family(
         "bert-multilingual": Size({"vocab_size": 119547}, note="bert-base with a cased vocabulary of 104 languages"),
     },
 )
-
-FAMILIES = (BERT,)

@@ -177,5 +177,3 @@ BIG_BIRD = Family(
     dropped=("~embeddings.position_ids", "~embeddings.token_type_ids", "~pooler.{p}", "cls.seq_relationship.{p}"),
     sizes={"bigbird-roberta-base": Size({}, 127e6), "bigbird-roberta-large": Size(LARGE)},
 )
-
-FAMILIES = (BIG_BIRD,)

@@ -130,5 +130,3 @@ BLOOM = Family(
         "bloom": size(70, 14336, 112, 176.247e9),
     },
 )
-
-FAMILIES = (BLOOM,)

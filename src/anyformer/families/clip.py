@@ -91,5 +91,3 @@ CLIP = Family(
         "clip-l14-336": Size(size(768, {**LARGE, "patch_size": 14, "image_size": 336}, LARGE_TEXT), 428e6),
     },
 )
-
-FAMILIES = (CLIP,)

@@ -116,5 +116,3 @@ TEXT = Family(
     prefix="text_model.",
     dropped=("~embeddings.position_ids",),
 )
-
-FAMILIES = (TEXT,)

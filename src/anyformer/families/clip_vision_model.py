@@ -76,5 +76,3 @@ IMAGE = TEXT.but(
     },
     prefix="vision_model.",
 )
-
-FAMILIES = (IMAGE,)

@@ -163,5 +163,3 @@ CONFORMER = Family(
         },
     },
 )
-
-FAMILIES = (CONFORMER,)

@@ -89,5 +89,3 @@ CTRL = Family(
     dropped=("~pos_encoding",),
     sizes={"ctrl": Size({}, 1.63e9)},
 )
-
-FAMILIES = (CTRL,)

@@ -206,5 +206,3 @@ DEBERTA = Family(
         "deberta-xlarge": size(1024, 48, 16, 750e6),
     },
 )
-
-FAMILIES = (DEBERTA,)

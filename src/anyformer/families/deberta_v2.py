@@ -128,5 +128,3 @@ DEBERTA_V2 = DEBERTA.but(
         "deberta-v3-large": size(1024, 24, 16, 435e6),
     },
 )
-
-FAMILIES = (DEBERTA_V2,)

@@ -68,5 +68,3 @@ DECISION_TRANSFORMER = GPT2.but(
     aliases={alias: name for alias, name in GPT2.aliases.items() if alias != "hidden_size"},
     sizes={"decision-transformer-gym": Size({"state_dim": 11, "act_dim": 3, "n_positions": 1024}, None)},
 )
-
-FAMILIES = (DECISION_TRANSFORMER,)

@@ -198,5 +198,3 @@ DEEPSEEK_V2 = Family(
         ),
     },
 )  # fmt: skip
-
-FAMILIES = (DEEPSEEK_V2,)

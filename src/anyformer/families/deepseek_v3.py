@@ -78,5 +78,3 @@ DEEPSEEK_V3 = DEEPSEEK_V2.but(
         ),
     },
 )
-
-FAMILIES = (DEEPSEEK_V3,)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from anyformer.families.base.family import size_table
 from anyformer.families.base.template import Class
 from anyformer.families.shared.vision import tokens
-from anyformer.families.vit import VIT, size
+from anyformer.families.vit import SHAPE, VIT
 from anyformer.parts import DistilledHead
 
 DEIT = VIT.but(
@@ -20,11 +21,13 @@ DEIT = VIT.but(
     weights={"~embeddings": tokens("cls_token", "distillation_token")},
     prefix="deit.",
     pictures="DeiT",
-    sizes={
-        "deit-tiny": size(192, 12, 3, 6e6),
-        "deit-small": size(384, 12, 6, 22e6),
-        "deit-base": size(768, 12, 12, 87e6),
-    },
+    sizes=size_table(
+        SHAPE,
+        {
+            "deit-tiny": (192, 12, 3, 768, 6e6),
+            "deit-small": (384, 12, 6, 1536, 22e6),
+            "deit-base": (768, 12, 12, 3072, 87e6),
+        },
+        num_labels=1000,
+    ),
 )
-
-FAMILIES = (DEIT,)

@@ -86,5 +86,3 @@ DINOV2 = VIT.but(
     sizes={"dinov2-small": size(384, 12, 22.1e6), "dinov2-base": size(768, 12, 86.6e6),
            "dinov2-large": size(1024, 24, 304e6), "dinov2-giant": size(1536, 40, 1.14e9, gated=True)},
 )  # fmt: skip
-
-FAMILIES = (DINOV2,)

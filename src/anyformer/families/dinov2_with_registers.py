@@ -28,5 +28,3 @@ REGISTERS = DINOV2.but(
         for name, each in DINOV2.sizes.items()
     },
 )
-
-FAMILIES = (REGISTERS,)

@@ -95,5 +95,3 @@ DISTILBERT = Family(
     dropped=("~embeddings.position_ids",),
     sizes={"distilbert-base": Size({}, 66e6)},
 )
-
-FAMILIES = (DISTILBERT,)

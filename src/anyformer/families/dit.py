@@ -207,5 +207,3 @@ DIT = Family(
         for patch, count in zip((2, 4, 8), counts)
     },
 )
-
-FAMILIES = (DIT,)

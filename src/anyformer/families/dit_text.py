@@ -25,5 +25,3 @@ DIT_TEXT = DIT.but(
     library="transformers",
     sizes={"dit-text-s-2": Size({**size(384, 12, 6, 2), "text_width": 512}, None)},
 )
-
-FAMILIES = (DIT_TEXT,)

@@ -78,48 +78,46 @@ def weights(spec: Model) -> Weights:
     raise ValueError("no T-DMCA checkpoints are published; load a folder saved by anyformer (with spec.json)")
 
 
-FAMILIES = (
-    Family(
-        name="dmca",
-        about="decoders for texts of thousands of tokens",
-        tokenizer="",
-        template=TEMPLATE,
-        classes={"": Class(LMHead(vocab_size=32000))},
-        config={
-            "vocab_size": "**.vocab_size",
-            "d_model": "width",
-            "layers": Entry("LMLML", order, build=without_full),
-            "num_heads": "decoder.layers.attention.op.num_heads",
-            "d_ff": (f"{OP}.width", f"{OP}.expert.width"),
-            "num_experts": Entry(  # in the compressed layers; 0: no experts
-                0, lambda spec: next((n for _, n in find(spec, f"{OP}.num_experts")), 0), build=build_experts
-            ),
-            "block_size": "decoder.layers.local.attention.op.size",
-            "kernel_size": "decoder.layers.compressed.attention.op.kernel",
-            "stride": "decoder.layers.compressed.attention.op.stride",
-            "activation_function": activation(f"{OP}.activation"),
-            "dropout": ("embedding.dropout", "decoder.layers.*.dropout"),
-            "attention_dropout": "decoder.layers.attention.op.dropout",
-            "max_position_embeddings": "embedding.position.length",
-            "tie_word_embeddings": tied(True, LMHead="head.out.weight"),
-            "pad_token_id": "embedding.tokens.padding_index",
-            "problem_type": None,
+DMCA = Family(
+    name="dmca",
+    about="decoders for texts of thousands of tokens",
+    tokenizer="",
+    template=TEMPLATE,
+    classes={"": Class(LMHead(vocab_size=32000))},
+    config={
+        "vocab_size": "**.vocab_size",
+        "d_model": "width",
+        "layers": Entry("LMLML", order, build=without_full),
+        "num_heads": "decoder.layers.attention.op.num_heads",
+        "d_ff": (f"{OP}.width", f"{OP}.expert.width"),
+        "num_experts": Entry(  # in the compressed layers; 0: no experts
+            0, lambda spec: next((n for _, n in find(spec, f"{OP}.num_experts")), 0), build=build_experts
+        ),
+        "block_size": "decoder.layers.local.attention.op.size",
+        "kernel_size": "decoder.layers.compressed.attention.op.kernel",
+        "stride": "decoder.layers.compressed.attention.op.stride",
+        "activation_function": activation(f"{OP}.activation"),
+        "dropout": ("embedding.dropout", "decoder.layers.*.dropout"),
+        "attention_dropout": "decoder.layers.attention.op.dropout",
+        "max_position_embeddings": "embedding.position.length",
+        "tie_word_embeddings": tied(True, LMHead="head.out.weight"),
+        "pad_token_id": "embedding.tokens.padding_index",
+        "problem_type": None,
+    },
+    computed={
+        "decoder.pattern": lambda c: tuple(KINDS[letter] for letter in c.layers),
+        "decoder.depth": lambda c: len(c.layers),
+        "embedding.tokens.scale": lambda c: c.d_model**0.5,
+        "init": lambda c: {"embedding.tokens.weight": Normal(std=c.d_model**-0.5), "*": Xavier()},
+    },
+    checks=(check,),
+    weights=weights,
+    sizes={
+        "t-dmca": Size({}, note="L-M-L-M-L, blocks of 256 tokens, three keys compressed to one; no experts"),
+        **{
+            f"t-dmca-moe-{count}": Size({"num_experts": count}, note=f"{count} experts in each of the two M layers")
+            for count in (128, 256)
         },
-        computed={
-            "decoder.pattern": lambda c: tuple(KINDS[letter] for letter in c.layers),
-            "decoder.depth": lambda c: len(c.layers),
-            "embedding.tokens.scale": lambda c: c.d_model**0.5,
-            "init": lambda c: {"embedding.tokens.weight": Normal(std=c.d_model**-0.5), "*": Xavier()},
-        },
-        checks=(check,),
-        weights=weights,
-        sizes={
-            "t-dmca": Size({}, note="L-M-L-M-L, blocks of 256 tokens, three keys compressed to one; no experts"),
-            **{
-                f"t-dmca-moe-{count}": Size({"num_experts": count}, note=f"{count} experts in each of the two M layers")
-                for count in (128, 256)
-            },
-            "transformer-d": Size({"layers": "FFFFF"}, note="only the decoder; each layer sees all earlier tokens"),
-        },
-    ),
+        "transformer-d": Size({"layers": "FFFFF"}, note="only the decoder; each layer sees all earlier tokens"),
+    },
 )

@@ -98,5 +98,3 @@ ELECTRA = Family(
         "electra-large-generator": size(1024, 256, 24, 4, None),
     },
 )
-
-FAMILIES = (ELECTRA,)

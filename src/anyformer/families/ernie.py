@@ -49,5 +49,3 @@ ERNIE = BERT.but(
         "ernie-2.0-large": Size({**LARGE, **SECOND}, 340e6, SAME_AS_BERT),
     },
 )
-
-FAMILIES = (ERNIE,)

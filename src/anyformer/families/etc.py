@@ -66,5 +66,3 @@ ETC = Family(
         "etc-tiny": Size(SMALL, note="our own size: 16 global tokens, radius 16"),
     },
 )
-
-FAMILIES = (ETC,)

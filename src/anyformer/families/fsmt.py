@@ -73,5 +73,3 @@ FSMT = BART.but(
     aliases={**ALIASES, "vocab_size": "tgt_vocab_size"},
     dropped=(),
 )
-
-FAMILIES = (FSMT,)

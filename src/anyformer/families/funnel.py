@@ -167,26 +167,24 @@ def sizes() -> dict[str, Size]:
     }
 
 
-FAMILIES = (
-    Family(
-        name="funnel",
-        about="text encoders that shorten the sequence between blocks",
-        tokenizer="FunnelTokenizer",
-        template=describe,
-        config=CONFIG,
-        weights=rules,
-        classes={
-            "FunnelForPreTraining": Class(),
-            "FunnelForMaskedLM": Class(),
-            "FunnelModel": Class(prefix=""),
-            "FunnelBaseModel": Class(prefix=""),
-            "FunnelForSequenceClassification": Class(),
-            "FunnelForTokenClassification": Class(),
-            "FunnelForQuestionAnswering": Class(),
-            "FunnelForMultipleChoice": Class(),
-        },
-        prefix="funnel.",
-        aliases={"hidden_size": "d_model", "num_attention_heads": "n_head"},
-        sizes=sizes(),
-    ),
+FUNNEL = Family(
+    name="funnel",
+    about="text encoders that shorten the sequence between blocks",
+    tokenizer="FunnelTokenizer",
+    template=describe,
+    config=CONFIG,
+    weights=rules,
+    classes={
+        "FunnelForPreTraining": Class(),
+        "FunnelForMaskedLM": Class(),
+        "FunnelModel": Class(prefix=""),
+        "FunnelBaseModel": Class(prefix=""),
+        "FunnelForSequenceClassification": Class(),
+        "FunnelForTokenClassification": Class(),
+        "FunnelForQuestionAnswering": Class(),
+        "FunnelForMultipleChoice": Class(),
+    },
+    prefix="funnel.",
+    aliases={"hidden_size": "d_model", "num_attention_heads": "n_head"},
+    sizes=sizes(),
 )

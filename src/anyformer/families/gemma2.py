@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from anyformer.families.base.family import Size
+from anyformer.families.base.family import size_table
 from anyformer.families.base.fields import Ignored, Removed
 from anyformer.families.base.template import Class, activation, entry, tied
-from anyformer.families.llama import ATTENTION, LLAMA, MLP
+from anyformer.families.llama import ATTENTION, LLAMA, MLP, SHAPE
 from anyformer.families.shared.caps import caps
 from anyformer.families.shared.heads import decoder_classes
 from anyformer.families.shared.layer_types import decoder_entries
@@ -33,19 +33,6 @@ def layer(mask: Mask) -> Block:
 LAYERS = {"sliding": layer(Causal() & Window(size=4096)), "full": layer(Causal())}
 CLASSES = {**decoder_classes("Gemma2", 256000), "Gemma2ForCausalLM": Class(CappedHead(vocab_size=256000), "lm_head")}
 del CLASSES["Gemma2ForQuestionAnswering"]  # not published
-
-
-def size(width: int, inner: int, depth: int, heads: int, published: float, **more: int) -> Size:
-    config = {
-        "hidden_size": width,
-        "intermediate_size": inner,
-        "num_hidden_layers": depth,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads // 2,
-        **more,
-    }
-    return Size(config, published)
-
 
 GEMMA2 = LLAMA.but(
     "gemma2",
@@ -79,11 +66,12 @@ GEMMA2 = LLAMA.but(
         "~layers.{i}.{pre,post}_feedforward_layernorm": "decoder.layers.{i}.feedforward.{pre,post}_norm",
     },
     dropped=(),
-    sizes={
-        "gemma2-2b": size(2304, 9216, 26, 8, 2.61e9),
-        "gemma2-9b": size(3584, 14336, 42, 16, 9.24e9),
-        "gemma2-27b": size(4608, 36864, 46, 32, 27.2e9, head_dim=128, query_pre_attn_scalar=144),
-    },
+    sizes=size_table(
+        f"{SHAPE} head_dim query_pre_attn_scalar",
+        {
+            "gemma2-2b": (2304, 9216, 26, 8, 4, 256, 256, 2.61e9),
+            "gemma2-9b": (3584, 14336, 42, 16, 8, 256, 256, 9.24e9),
+            "gemma2-27b": (4608, 36864, 46, 32, 16, 128, 144, 27.2e9),
+        },
+    ),
 )
-
-FAMILIES = (GEMMA2,)

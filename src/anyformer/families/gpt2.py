@@ -147,5 +147,3 @@ GPT2 = Family(
         "gpt3-175b": size(96, 12288, 96, 175e9, 2048),
     },
 )
-
-FAMILIES = (GPT2,)

@@ -163,5 +163,3 @@ GPT_NEOX = Family(
         "pythia-12b": pythia(36, 5120, 40, 11.8e9, 50688),
     },
 )
-
-FAMILIES = (GPT_NEOX,)

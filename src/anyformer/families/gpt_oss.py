@@ -82,5 +82,3 @@ GPT_OSS = MIXTRAL.but(
         "gpt-oss-120b": Size({}, 117e9, "5.1B parameters active, without the embedding"),
     },
 )
-
-FAMILIES = (GPT_OSS,)

@@ -76,5 +76,3 @@ IMAGEGPT = GPT2.but(
         "imagegpt-large": size(48, 1536, 16, 1.36e9),
     },
 )
-
-FAMILIES = (IMAGEGPT,)

@@ -144,5 +144,3 @@ LIMOE = Family(
         "limoe-h14": Size(HUGE, 5.6e9, note="12 layers with 32 experts; we use every other one of the last 24"),
     },
 )
-
-FAMILIES = (LIMOE,)

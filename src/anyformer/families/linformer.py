@@ -56,5 +56,3 @@ LINFORMER = Family(
     checks=(bert_like.check,),
     sizes={"linformer-base": Size(roberta.BASE, note="k = 256 for 512 tokens, one projection for all layers")},
 )
-
-FAMILIES = (LINFORMER,)

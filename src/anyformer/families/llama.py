@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import Family, Size
+from anyformer.families.base.family import Family, size_table
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import activation, choice, derived, equal_heads, tied
 from anyformer.families.shared.heads import TAGGER_FIELDS, causal_mask, decoder_classes
@@ -67,20 +67,8 @@ WEIGHTS = {
     "~norm": "decoder.norm",
 }
 
-
-def size(width: int, inner: int, depth: int, heads: int, published: float, **more: Any) -> Size:
-    config = {
-        "hidden_size": width,
-        "intermediate_size": inner,
-        "num_hidden_layers": depth,
-        "num_attention_heads": heads,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 131072,
-        **more,
-    }
-    return Size(config, published)
+# the fields of a shape
+SHAPE = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
 
 
 def llama3_rope(factor: float) -> dict[str, Any]:
@@ -106,13 +94,14 @@ LLAMA = Family(
     prefix="model.",
     checks=(equal_heads,),
     dropped=("~layers.{i}.self_attn.rotary_emb.inv_freq", "~rotary_emb.inv_freq"),
-    sizes={
-        "llama3-8b": size(
-            4096, 14336, 32, 32, 8e9, max_position_embeddings=8192, rope_parameters={"rope_theta": 500000.0}
-        ),
-        "llama3.2-1b": size(2048, 8192, 16, 32, 1.23e9, tie_word_embeddings=True, rope_parameters=llama3_rope(32.0)),
-        "llama3.1-405b": size(16384, 53248, 126, 128, 405e9, rope_parameters=llama3_rope(8.0)),
-    },
+    sizes=size_table(
+        f"{SHAPE} max_position_embeddings tie_word_embeddings rope_parameters",
+        {
+            "llama3-8b": (4096, 14336, 32, 32, 8, 8192, False, {"rope_theta": 500000.0}, 8e9),
+            "llama3.2-1b": (2048, 8192, 16, 32, 8, 131072, True, llama3_rope(32.0), 1.23e9),
+            "llama3.1-405b": (16384, 53248, 126, 128, 8, 131072, False, llama3_rope(8.0), 405e9),
+        },
+        vocab_size=128256,
+        rms_norm_eps=1e-5,
+    ),
 )
-
-FAMILIES = (LLAMA,)

@@ -80,47 +80,59 @@ def rules(spec: TowerDecoderModel) -> list[Rule]:
     ]
 
 
-FAMILIES = (
-    Family(
-        name="llava",
-        about="chat about images: a Llama with an image encoder",
-        base_tokenizer="always",
-        template=describe,
-        config={
-            "text_config": nested_config(LLAMA, text_of),
-            "vision_config": nested_config(IMAGE, lambda spec: spec.image.model),
-            "image_token_index": Entry(32000, "image.token"),
-            "projector_hidden_act": activation("image.projector.activation", default="gelu"),
-            "vision_feature_select_strategy": Entry("default", lambda spec: "default" if spec.image.skip else "full"),
-            "vision_feature_layer": Entry(-2, feature_layer),
-            "multimodal_projector_bias": Entry(True, "image.projector.bias"),
-            "tie_word_embeddings": Entry(False, head_is_tied("LMHead")),
-            "image_seq_length": Ignored(576, "tokens per image; computed from the image size"),
-            "ignore_index": Ignored(-100, "a field of old files that nothing reads"),
-            "vocab_size": Ignored(None, "a field of old files; text_config decides"),
-            "tie_last_hidden_states": Ignored(None, "text_config decides"),
-            "problem_type": None,
-        },
-        weights=rules,
-        classes={"LlavaForConditionalGeneration": Class(), "LlavaModel": Class()},
-        aliases={"image_token_id": "image_token_index"},
-        moved={
-            "vision_tower.vision_model.": "vision_tower.", "model.vision_tower.": "vision_tower.",
-            "model.language_model.": "language_model.model.", "lm_head.": "language_model.lm_head.",
-            "model.multi_modal_projector.": "multi_modal_projector.",
-        },
-        dropped=(
-            "language_model.model.layers.{i}.self_attn.rotary_emb.inv_freq", "vision_tower.embeddings.position_ids",
-        ),
-        pictures="Llava",
-        sizes={
-            "llava-1.5-7b": Size({"text_config": {"vocab_size": 32064, "max_position_embeddings": 4096,
-                                                  "rms_norm_eps": 1e-5}}, 7.06e9),
-            "llava-1.5-13b": Size({"text_config": {
-                "vocab_size": 32064, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "hidden_size": 5120,
-                "intermediate_size": 13824, "num_hidden_layers": 40, "num_attention_heads": 40,
-                "num_key_value_heads": 40,
-            }}, 13.35e9),
-        },
+LLAVA = Family(
+    name="llava",
+    about="chat about images: a Llama with an image encoder",
+    base_tokenizer="always",
+    template=describe,
+    config={
+        "text_config": nested_config(LLAMA, text_of),
+        "vision_config": nested_config(IMAGE, lambda spec: spec.image.model),
+        "image_token_index": Entry(32000, "image.token"),
+        "projector_hidden_act": activation("image.projector.activation", default="gelu"),
+        "vision_feature_select_strategy": Entry("default", lambda spec: "default" if spec.image.skip else "full"),
+        "vision_feature_layer": Entry(-2, feature_layer),
+        "multimodal_projector_bias": Entry(True, "image.projector.bias"),
+        "tie_word_embeddings": Entry(False, head_is_tied("LMHead")),
+        "image_seq_length": Ignored(576, "tokens per image; computed from the image size"),
+        "ignore_index": Ignored(-100, "a field of old files that nothing reads"),
+        "vocab_size": Ignored(None, "a field of old files; text_config decides"),
+        "tie_last_hidden_states": Ignored(None, "text_config decides"),
+        "problem_type": None,
+    },
+    weights=rules,
+    classes={"LlavaForConditionalGeneration": Class(), "LlavaModel": Class()},
+    aliases={"image_token_id": "image_token_index"},
+    moved={
+        "vision_tower.vision_model.": "vision_tower.",
+        "model.vision_tower.": "vision_tower.",
+        "model.language_model.": "language_model.model.",
+        "lm_head.": "language_model.lm_head.",
+        "model.multi_modal_projector.": "multi_modal_projector.",
+    },
+    dropped=(
+        "language_model.model.layers.{i}.self_attn.rotary_emb.inv_freq",
+        "vision_tower.embeddings.position_ids",
     ),
-)  # fmt: skip
+    pictures="Llava",
+    sizes={
+        "llava-1.5-7b": Size(
+            {"text_config": {"vocab_size": 32064, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}}, 7.06e9
+        ),
+        "llava-1.5-13b": Size(
+            {
+                "text_config": {
+                    "vocab_size": 32064,
+                    "max_position_embeddings": 4096,
+                    "rms_norm_eps": 1e-5,
+                    "hidden_size": 5120,
+                    "intermediate_size": 13824,
+                    "num_hidden_layers": 40,
+                    "num_attention_heads": 40,
+                    "num_key_value_heads": 40,
+                }
+            },
+            13.35e9,
+        ),
+    },
+)

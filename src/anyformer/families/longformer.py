@@ -116,5 +116,3 @@ LONGFORMER = Family(
     dropped=("~embeddings.position_ids", "~pooler.dense.{p}"),
     sizes={"longformer-base": Size(BASE, 149e6), "longformer-large": Size({**BASE, **LARGE}, 435e6)},
 )
-
-FAMILIES = (LONGFORMER,)

@@ -66,5 +66,3 @@ M2M_100 = BART.but(
         "m2m100-1.2b": Size(LARGE, 1.2e9),
     },
 )
-
-FAMILIES = (M2M_100,)

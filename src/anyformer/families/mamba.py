@@ -151,5 +151,3 @@ MAMBA = Family(
         "mamba-2.8b": size(2560, 64, 2.8e9),
     },
 )
-
-FAMILIES = (MAMBA,)

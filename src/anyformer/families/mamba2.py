@@ -101,5 +101,3 @@ MAMBA2 = MAMBA.but(
         "mamba2-2.7b": size(2560, 64, 2.7e9),
     },
 )
-
-FAMILIES = (MAMBA2,)

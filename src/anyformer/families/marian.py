@@ -155,5 +155,3 @@ MARIAN = BART.but(
         "transformer-big": size(1024, 4096, 16, 0.3, 213e6),
     },
 )
-
-FAMILIES = (MARIAN,)

@@ -37,5 +37,3 @@ MISTRAL = LLAMA.but(
         ),
     },
 )
-
-FAMILIES = (MISTRAL,)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from anyformer.families.base.family import Size
+from anyformer.families.base.family import size_table
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, activation, equal_heads
-from anyformer.families.llama import ATTENTION, MLP
+from anyformer.families.llama import ATTENTION, MLP, SHAPE
 from anyformer.families.mistral import MISTRAL
 from anyformer.families.shared.heads import decoder_classes
 from anyformer.families.shared.rope import rope
@@ -60,21 +60,11 @@ MIXTRAL = MISTRAL.but(
         "~layers.{i}.block_sparse_moe.experts.{e}": experts,
     },
     dropped=(),
-    sizes={
-        "mixtral-8x7b": Size({"max_position_embeddings": 32768}, 46.7e9, "12.9B parameters active per token"),
-        "mixtral-8x22b": Size(
-            {
-                "hidden_size": 6144,
-                "intermediate_size": 16384,
-                "num_hidden_layers": 56,
-                "num_attention_heads": 48,
-                "vocab_size": 32768,
-                "max_position_embeddings": 65536,
-            },
-            141e9,
-            "39B parameters active per token",
-        ),
-    },
+    sizes=size_table(
+        f"{SHAPE} vocab_size max_position_embeddings",
+        {
+            "mixtral-8x7b": (4096, 14336, 32, 32, 8, 32000, 32768, 46.7e9, "12.9B parameters active per token"),
+            "mixtral-8x22b": (6144, 16384, 56, 48, 8, 32768, 65536, 141e9, "39B parameters active per token"),
+        },
+    ),
 )
-
-FAMILIES = (MIXTRAL,)

@@ -85,5 +85,3 @@ MODERNBERT = Family(
     checks=(equal_heads, prediction.check_labels),
     sizes={"modernbert-base": Size({}, 149e6), "modernbert-large": Size(LARGE, 395e6)},
 )
-
-FAMILIES = (MODERNBERT,)

@@ -134,19 +134,17 @@ def size(wider: tuple[int, ...], v2: bool, published: float) -> Size:
     return Size({**lists, **flags, "stochastic_depth_prob": 0.2}, published, "for Kinetics-400: 16 frames of 224 x 224")
 
 
-FAMILIES = (
-    Family(
-        name="mvit",
-        about="video encoders with pooling attention",
-        template=describe,
-        config=CONFIG,
-        weights=rules,
-        classes={"MViT": Class()},
-        aliases={"num_classes": "num_labels"},
-        library="torchvision",
-        sizes={
-            "mvit-v1-b": size((0, 2, 13), False, 36.6e6),
-            "mvit-v2-s": size((1, 3, 14), True, 34.5e6),
-        },
-    ),
+MVIT = Family(
+    name="mvit",
+    about="video encoders with pooling attention",
+    template=describe,
+    config=CONFIG,
+    weights=rules,
+    classes={"MViT": Class()},
+    aliases={"num_classes": "num_labels"},
+    library="torchvision",
+    sizes={
+        "mvit-v1-b": size((0, 2, 13), False, 36.6e6),
+        "mvit-v2-s": size((1, 3, 14), True, 34.5e6),
+    },
 )

@@ -193,26 +193,22 @@ def size(published: float, *depths: int, **more: Any) -> Size:
 
 LARGE = {"embed_dim": 144, "num_heads": 2}
 
-FAMILIES = (
-    Family(
-        name="mvitv2",
-        about="image encoders with pooling attention",
-        template=describe,
-        config=CONFIG,
-        weights=rules,
-        classes={"MultiScaleVit": Class()},
-        aliases={"num_classes": "num_labels"},
-        library="timm",
-        sizes={
-            "mvitv2-tiny": size(24.2e6, 1, 2, 5, 2),
-            "mvitv2-small": size(34.9e6, 1, 2, 11, 2),
-            "mvitv2-base": size(51.5e6, 2, 3, 16, 3),
-            "mvitv2-large": size(218e6, 2, 6, 36, 4, **LARGE, expand_attn=False),
-            "mvitv2-base-cls": size(65.4e6, 2, 3, 16, 3, use_cls_token=True, num_labels=19168),
-            "mvitv2-large-cls": size(234.6e6, 2, 6, 36, 4, **LARGE, use_cls_token=True, num_labels=19168),
-            "mvitv2-huge-cls": size(
-                694.8e6, 4, 8, 60, 8, embed_dim=192, num_heads=3, use_cls_token=True, num_labels=19168
-            ),
-        },
-    ),
+MVITV2 = Family(
+    name="mvitv2",
+    about="image encoders with pooling attention",
+    template=describe,
+    config=CONFIG,
+    weights=rules,
+    classes={"MultiScaleVit": Class()},
+    aliases={"num_classes": "num_labels"},
+    library="timm",
+    sizes={
+        "mvitv2-tiny": size(24.2e6, 1, 2, 5, 2),
+        "mvitv2-small": size(34.9e6, 1, 2, 11, 2),
+        "mvitv2-base": size(51.5e6, 2, 3, 16, 3),
+        "mvitv2-large": size(218e6, 2, 6, 36, 4, **LARGE, expand_attn=False),
+        "mvitv2-base-cls": size(65.4e6, 2, 3, 16, 3, use_cls_token=True, num_labels=19168),
+        "mvitv2-large-cls": size(234.6e6, 2, 6, 36, 4, **LARGE, use_cls_token=True, num_labels=19168),
+        "mvitv2-huge-cls": size(694.8e6, 4, 8, 60, 8, embed_dim=192, num_heads=3, use_cls_token=True, num_labels=19168),
+    },
 )

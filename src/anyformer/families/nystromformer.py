@@ -109,5 +109,3 @@ NYSTROMFORMER = Family(
     dropped=("~embeddings.position_ids", "~embeddings.token_type_ids"),
     sizes={"nystromformer-512": Size({})},
 )
-
-FAMILIES = (NYSTROMFORMER,)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from anyformer.families.base.family import Size
+from anyformer.families.base.family import size_table
 from anyformer.families.base.fields import Ignored
-from anyformer.families.llama import ATTENTION, LLAMA
+from anyformer.families.llama import ATTENTION, LLAMA, SHAPE
 from anyformer.families.qwen2 import QWEN2
 from anyformer.families.shared.heads import decoder_classes
 from anyformer.parts import Causal, GatedMLP, JointNormAttention, RMSNorm, Rope, Sublayer
@@ -14,23 +14,6 @@ HEADS = JointNormAttention(
     num_heads=32, num_kv_heads=32, head_width=128, bias="", mask=Causal(), position=Rope(), qk_norm=NORM
 )
 CLASSES = decoder_classes("Olmo2", 50304)
-
-
-def size(width: int, inner: int, depth: int, heads: int, published: float, **more: int) -> Size:
-    config = {
-        "hidden_size": width,
-        "intermediate_size": inner,
-        "num_hidden_layers": depth,
-        "num_attention_heads": heads,
-        "vocab_size": 100352,
-        "pad_token_id": 100277,
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_theta": 500000.0},
-        **more,
-    }
-    return Size(config, published)
-
 
 OLMO2 = LLAMA.but(
     "olmo2",
@@ -58,12 +41,18 @@ OLMO2 = LLAMA.but(
     },
     checks=(),
     dropped=(),
-    sizes={
-        "olmo2-1b": size(2048, 8192, 16, 16, 1.48e9),
-        "olmo2-7b": size(4096, 11008, 32, 32, 7.3e9),
-        "olmo2-13b": size(5120, 13824, 40, 40, 13.7e9),
-        "olmo2-32b": size(5120, 27648, 64, 40, 32.2e9, num_key_value_heads=8),
-    },
+    sizes=size_table(
+        SHAPE,
+        {
+            "olmo2-1b": (2048, 8192, 16, 16, 16, 1.48e9),
+            "olmo2-7b": (4096, 11008, 32, 32, 32, 7.3e9),
+            "olmo2-13b": (5120, 13824, 40, 40, 40, 13.7e9),
+            "olmo2-32b": (5120, 27648, 64, 40, 8, 32.2e9),
+        },
+        vocab_size=100352,
+        pad_token_id=100277,
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-6,
+        rope_parameters={"rope_theta": 500000.0},
+    ),
 )
-
-FAMILIES = (OLMO2,)

@@ -109,5 +109,3 @@ OPENAI_GPT = Family(
     dropped=("~h.{i}.attn.bias", "~position_ids"),
     sizes={"gpt1": Size({}, 117e6)},
 )
-
-FAMILIES = (OPENAI_GPT,)

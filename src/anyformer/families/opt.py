@@ -157,5 +157,3 @@ OPT = Family(
         "opt-175b": size(96, 96, 12288, 175e9),
     },
 )
-
-FAMILIES = (OPT,)

@@ -164,5 +164,3 @@ PARAKEET = Family(
         "parakeet-ctc-1.1b": Size({"encoder_config": {"num_hidden_layers": 42}}),
     },
 )
-
-FAMILIES = (PARAKEET, ENCODER)

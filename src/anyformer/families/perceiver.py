@@ -175,16 +175,14 @@ def rules(spec: Model) -> list[Rule]:
     ]
 
 
-FAMILIES = (
-    Family(
-        name="perceiver",
-        about="encoders of text bytes through a small set of latents",
-        tokenizer="PerceiverTokenizer",
-        template=describe,
-        config=CONFIG,
-        weights=rules,
-        classes={"PerceiverForMaskedLM": Class(), "PerceiverForSequenceClassification": Class()},
-        prefix="perceiver.",
-        sizes={"perceiver-language": Size({"qk_channels": 256, "v_channels": 1280}, 201e6)},
-    ),
+PERCEIVER = Family(
+    name="perceiver",
+    about="encoders of text bytes through a small set of latents",
+    tokenizer="PerceiverTokenizer",
+    template=describe,
+    config=CONFIG,
+    weights=rules,
+    classes={"PerceiverForMaskedLM": Class(), "PerceiverForSequenceClassification": Class()},
+    prefix="perceiver.",
+    sizes={"perceiver-language": Size({"qk_channels": 256, "v_channels": 1280}, 201e6)},
 )

@@ -61,5 +61,3 @@ QWEN2 = LLAMA.but(
         ),
     },
 )
-
-FAMILIES = (QWEN2,)

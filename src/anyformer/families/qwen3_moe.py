@@ -78,5 +78,3 @@ QWEN3_MOE = LLAMA.but(
         ),
     },
 )  # fmt: skip
-
-FAMILIES = (QWEN3_MOE,)

@@ -205,5 +205,3 @@ REFORMER = Family(
         "reformer-enwik8": Size({**LM_CONFIG, **ENWIK8}, 149e6),
     },
 )
-
-FAMILIES = (REFORMER,)

@@ -14,7 +14,6 @@ from anyformer.parts import EncoderModel, Model, Normal, Tower
 from anyformer.specs.addresses import value_at
 from anyformer.weights.rules import Rule
 
-LLAVA, WHISPER = llava.FAMILIES[0], whisper.FAMILIES[0]
 STACK = "audio.model.encoder"
 AUDIO_FIELDS: dict[str, Any] = {  # field of audio_config -> address
     "d_model": "audio.model.width",
@@ -31,9 +30,9 @@ def audio_config(spec: Model) -> dict[str, Any]:
 
 
 CONFIG: dict[str, Any] = {
-    **LLAVA.config,
+    **llava.LLAVA.config,
     "vision_feature_layer": Entry(-1, llava.feature_layer),
-    "audio_config": Entry(None, audio_config, frozenset(WHISPER.all_fields)),
+    "audio_config": Entry(None, audio_config, frozenset(whisper.WHISPER.all_fields)),
     "audio_token_index": Entry(32001, "audio.token"),
 }
 
@@ -42,7 +41,7 @@ def describe(c: Config) -> Model:
     """Recordings are padded to `max_source_positions`, so that each gives the same number of vectors."""
     if unknown := sorted((c.audio_config or {}).keys() - AUDIO_FIELDS.keys() - {"model_type"}):
         raise ValueError(f"audio_config.{unknown[0]} is not known; valid: {', '.join(AUDIO_FIELDS)}")
-    given: Any = llava.read_inner_config(c, "audio_config", WHISPER, whisper.CLASSIFIER)
+    given: Any = llava.read_inner_config(c, "audio_config", whisper.WHISPER, whisper.CLASSIFIER)
     tower = EncoderModel(
         width=given.width, embedding=given.embedding, encoder=given.encoder, init={"*": Normal(std=0.02)}
     )
@@ -71,16 +70,14 @@ SMALL = {
         "max_source_positions": 500,
     },
 }  # fmt: skip
-FAMILIES = (
-    Family(
-        name="reka",
-        about="chat about images and sounds: a decoder with an image and an audio encoder",
-        tokenizer="",
-        template=describe,
-        classes={"": Class()},
-        config=CONFIG,
-        weights=rules,
-        aliases=LLAVA.aliases,
-        sizes={"reka-tiny": Size(SMALL, note="our own size: images of 224 x 224, sounds of 10 seconds")},
-    ),
+REKA = Family(
+    name="reka",
+    about="chat about images and sounds: a decoder with an image and an audio encoder",
+    tokenizer="",
+    template=describe,
+    classes={"": Class()},
+    config=CONFIG,
+    weights=rules,
+    aliases=llava.LLAVA.aliases,
+    sizes={"reka-tiny": Size(SMALL, note="our own size: images of 224 x 224, sounds of 10 seconds")},
 )

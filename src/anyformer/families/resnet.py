@@ -143,23 +143,21 @@ def size(published: float, *depths: int, **more: Any) -> Size:
     return Size({"depths": depths, "num_labels": 1000, **more}, published)
 
 
-FAMILIES = (
-    Family(
-        name="resnet",
-        about="convolutional image classifiers, the baseline before vision Transformers",
-        template=describe,
-        config=CONFIG,
-        weights=rules,
-        classes={"ResNetForImageClassification": Class(), "ResNetModel": Class(prefix="")},
-        prefix="resnet.",
-        pictures="ConvNext",
-        sizes={
-            "resnet-18": size(11.7e6, 2, 2, 2, 2, **BASIC),
-            "resnet-26": size(16.0e6, 2, 2, 2, 2),
-            "resnet-34": size(21.8e6, 3, 4, 6, 3, **BASIC),
-            "resnet-50": size(25.6e6, 3, 4, 6, 3),
-            "resnet-101": size(44.5e6, 3, 4, 23, 3),
-            "resnet-152": size(60.2e6, 3, 8, 36, 3),
-        },
-    ),
+RESNET = Family(
+    name="resnet",
+    about="convolutional image classifiers, the baseline before vision Transformers",
+    template=describe,
+    config=CONFIG,
+    weights=rules,
+    classes={"ResNetForImageClassification": Class(), "ResNetModel": Class(prefix="")},
+    prefix="resnet.",
+    pictures="ConvNext",
+    sizes={
+        "resnet-18": size(11.7e6, 2, 2, 2, 2, **BASIC),
+        "resnet-26": size(16.0e6, 2, 2, 2, 2),
+        "resnet-34": size(21.8e6, 3, 4, 6, 3, **BASIC),
+        "resnet-50": size(25.6e6, 3, 4, 6, 3),
+        "resnet-101": size(44.5e6, 3, 4, 23, 3),
+        "resnet-152": size(60.2e6, 3, 8, 36, 3),
+    },
 )

@@ -147,5 +147,3 @@ XLM_ROBERTA_XL = PRE_LAYER_NORM.but(
     prefix="roberta.",
     sizes={"xlm-roberta-xl": Size({}, 3.5e9), "xlm-roberta-xxl": Size(XXL, 10.7e9)},
 )
-
-FAMILIES = (ROBERTA, XLM_ROBERTA, CAMEMBERT, XLM_ROBERTA_XL, PRE_LAYER_NORM)

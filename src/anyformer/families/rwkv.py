@@ -103,5 +103,3 @@ RWKV = Family(
         "rwkv-4-14b": size(5120, 40, 14.15e9),
     },
 )
-
-FAMILIES = (RWKV,)

@@ -67,5 +67,3 @@ SIGLIP = Family(
     tokenizer="SiglipTokenizer",
     sizes={"siglip-base": Size({}, 203e6)},
 )
-
-FAMILIES = (SIGLIP,)

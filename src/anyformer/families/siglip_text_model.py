@@ -64,5 +64,3 @@ TEXT = CLIP_TEXT.but(
     computed={"init": computed_init},
     weights={"~head": "head.pool.dense", "text_projection": None},
 )
-
-FAMILIES = (TEXT,)

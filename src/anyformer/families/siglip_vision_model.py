@@ -77,5 +77,3 @@ IMAGE = CLIP_IMAGE.but(
         **dict.fromkeys(("~embeddings.class_embedding", "~pre_layrnorm", "visual_projection")),
     },
 )
-
-FAMILIES = (IMAGE,)

@@ -162,5 +162,3 @@ SWIN = Family(
         "swin-large": size(192, 18, 6, 197e6),
     },
 )
-
-FAMILIES = (SWIN,)

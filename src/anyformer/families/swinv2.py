@@ -101,5 +101,3 @@ SWINV2 = SWIN.but(
         "swinv2-large": size(192, 18, 6, 197e6, image_size=192, window_size=12),
     },
 )
-
-FAMILIES = (SWINV2,)

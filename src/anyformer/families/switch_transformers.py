@@ -183,29 +183,27 @@ C = {
     "num_sparse_decoder_layers": 15,
 }
 
-FAMILIES = (
-    Family(
-        name="switch_transformers",
-        about="encoder-decoders with experts, one expert per token",
-        tokenizer="T5Tokenizer",
-        template=describe,
-        config=CONFIG,
-        weights=rules,
-        classes={
-            "SwitchTransformersForConditionalGeneration": Class(),
-            "SwitchTransformersModel": Class(),
-            "SwitchTransformersEncoderModel": Class(),
-        },
-        aliases={"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
-        sizes={
-            "switch-base-8": size(8),
-            "switch-base-16": size(16),
-            "switch-base-32": size(32),
-            "switch-base-64": size(64),
-            "switch-base-128": size(128, 7.4e9),
-            "switch-base-256": size(256),
-            "switch-large-128": size(128, 26.3e9, **LARGE),
-            "switch-c-2048": size(2048, 1571e9, **C),
-        },
-    ),
+SWITCH_TRANSFORMERS = Family(
+    name="switch_transformers",
+    about="encoder-decoders with experts, one expert per token",
+    tokenizer="T5Tokenizer",
+    template=describe,
+    config=CONFIG,
+    weights=rules,
+    classes={
+        "SwitchTransformersForConditionalGeneration": Class(),
+        "SwitchTransformersModel": Class(),
+        "SwitchTransformersEncoderModel": Class(),
+    },
+    aliases={"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
+    sizes={
+        "switch-base-8": size(8),
+        "switch-base-16": size(16),
+        "switch-base-32": size(32),
+        "switch-base-64": size(64),
+        "switch-base-128": size(128, 7.4e9),
+        "switch-base-256": size(256),
+        "switch-large-128": size(128, 26.3e9, **LARGE),
+        "switch-c-2048": size(2048, 1571e9, **C),
+    },
 )

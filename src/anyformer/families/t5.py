@@ -161,41 +161,39 @@ def size(d_model: int, d_ff: int, d_kv: int, num_heads: int, num_layers: int, pu
 # GeGLU and a separate output matrix; counts from [Lester et al. 2021]
 V11 = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "scale_decoder_outputs": False}
 
-FAMILIES = (
-    Family(
-        name="t5",
-        about="text-to-text encoder-decoders",
-        tokenizer="T5Tokenizer",
-        template=describe,
-        config=CONFIG,
-        weights=rules,
-        classes={
-            "T5ForConditionalGeneration": Class(),
-            "T5Model": Class(),
-            "T5EncoderModel": Class(),
-            "T5ForTokenClassification": Class(prefix="transformer."),
-            "T5ForQuestionAnswering": Class(),
-            "T5ForSequenceClassification": Class(prefix="transformer."),
-        },
-        renamed={"T5WithLMHeadModel": "T5ForConditionalGeneration"},
-        aliases={
-            "hidden_size": "d_model",
-            "num_attention_heads": "num_heads",
-            "num_hidden_layers": "num_layers",
-            "head_dim": "d_kv",
-        },
-        dropped=("~decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),  # never used
-        sizes={
-            "t5-small": size(512, 2048, 64, 8, 6, 60e6),
-            "t5-base": size(768, 3072, 64, 12, 12, 220e6),
-            "t5-large": size(1024, 4096, 64, 16, 24, 770e6),
-            "t5-3b": size(1024, 16384, 128, 32, 24, 2.8e9),
-            "t5-11b": size(1024, 65536, 128, 128, 24, 11e9),
-            "t5-v1.1-small": size(512, 1024, 64, 6, 8, 77e6, **V11),
-            "t5-v1.1-base": size(768, 2048, 64, 12, 12, 248e6, **V11),
-            "t5-v1.1-large": size(1024, 2816, 64, 16, 24, 783e6, **V11),
-            "t5-v1.1-xl": size(2048, 5120, 64, 32, 24, 2.85e9, **V11),
-            "t5-v1.1-xxl": size(4096, 10240, 64, 64, 24, 11.1e9, **V11),
-        },
-    ),
+T5 = Family(
+    name="t5",
+    about="text-to-text encoder-decoders",
+    tokenizer="T5Tokenizer",
+    template=describe,
+    config=CONFIG,
+    weights=rules,
+    classes={
+        "T5ForConditionalGeneration": Class(),
+        "T5Model": Class(),
+        "T5EncoderModel": Class(),
+        "T5ForTokenClassification": Class(prefix="transformer."),
+        "T5ForQuestionAnswering": Class(),
+        "T5ForSequenceClassification": Class(prefix="transformer."),
+    },
+    renamed={"T5WithLMHeadModel": "T5ForConditionalGeneration"},
+    aliases={
+        "hidden_size": "d_model",
+        "num_attention_heads": "num_heads",
+        "num_hidden_layers": "num_layers",
+        "head_dim": "d_kv",
+    },
+    dropped=("~decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),  # never used
+    sizes={
+        "t5-small": size(512, 2048, 64, 8, 6, 60e6),
+        "t5-base": size(768, 3072, 64, 12, 12, 220e6),
+        "t5-large": size(1024, 4096, 64, 16, 24, 770e6),
+        "t5-3b": size(1024, 16384, 128, 32, 24, 2.8e9),
+        "t5-11b": size(1024, 65536, 128, 128, 24, 11e9),
+        "t5-v1.1-small": size(512, 1024, 64, 6, 8, 77e6, **V11),
+        "t5-v1.1-base": size(768, 2048, 64, 12, 12, 248e6, **V11),
+        "t5-v1.1-large": size(1024, 2816, 64, 16, 24, 783e6, **V11),
+        "t5-v1.1-xl": size(2048, 5120, 64, 32, 24, 2.85e9, **V11),
+        "t5-v1.1-xxl": size(4096, 10240, 64, 64, 24, 11.1e9, **V11),
+    },
 )

@@ -77,5 +77,3 @@ TORCHAUDIO = Family(
     },
     library="torchaudio",
 )
-
-FAMILIES = (TORCHAUDIO,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import Family, Size
+from anyformer.families.base.family import Family, size_table
 from anyformer.families.base.fields import Absent
 from anyformer.families.base.template import Class, Config, Entry, activation, choice, entry
 from anyformer.families.shared.vision import (
@@ -97,19 +97,7 @@ WEIGHTS = {
     "~pooler.dense": "head.pool.dense",
 }
 
-
-def size(width: int, depth: int, heads: int, published: float, patch: int = 16) -> Size:
-    config = {
-        "hidden_size": width,
-        "num_hidden_layers": depth,
-        "num_attention_heads": heads,
-        "intermediate_size": 4 * width,
-        "patch_size": patch,
-        "num_labels": 1000,
-    }
-    return Size(config, published)
-
-
+SHAPE = "hidden_size num_hidden_layers num_attention_heads intermediate_size"
 VIT = Family(
     name="vit",
     about="image encoders over patches",
@@ -125,13 +113,15 @@ VIT = Family(
     prefix="vit.",
     dropped=("~pooler.dense.{p}",),
     absent={"~pooler.dense.weight": {"has_pooler": False}},
-    sizes={
-        "vit-b16": size(768, 12, 12, 86e6),
-        "vit-b32": size(768, 12, 12, 86e6, 32),
-        "vit-l16": size(1024, 24, 16, 307e6),
-        "vit-l32": size(1024, 24, 16, 307e6, 32),
-        "vit-h14": size(1280, 32, 16, 632e6, 14),
-    },
+    sizes=size_table(
+        f"{SHAPE} patch_size",
+        {
+            "vit-b16": (768, 12, 12, 3072, 16, 86e6),
+            "vit-b32": (768, 12, 12, 3072, 32, 86e6),
+            "vit-l16": (1024, 24, 16, 4096, 16, 307e6),
+            "vit-l32": (1024, 24, 16, 4096, 32, 307e6),
+            "vit-h14": (1280, 32, 16, 5120, 14, 632e6),
+        },
+        num_labels=1000,
+    ),
 )
-
-FAMILIES = (VIT,)

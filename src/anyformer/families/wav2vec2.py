@@ -94,5 +94,3 @@ WAV2VEC2 = Family(
         "wav2vec2-large-stable": Size({**LARGE, **STABLE}, 317e6, "wav2vec2-large-lv60 and XLSR-53"),
     },
 )
-
-FAMILIES = (WAV2VEC2,)

@@ -149,5 +149,3 @@ WAV2VEC2_CONFORMER = Family(
         "wav2vec2-conformer-rope-large": Size({**LARGE, "position_embeddings_type": "rotary"}),
     },
 )
-
-FAMILIES = (WAV2VEC2_CONFORMER,)

@@ -177,5 +177,3 @@ WHISPER = Family(
         "whisper-large-v3-turbo": Size(size(1280, 32, **THIRD, decoder_layers=4), 809e6),
     },
 )
-
-FAMILIES = (WHISPER,)

@@ -172,5 +172,3 @@ XLM = Family(
         ),
     },
 )
-
-FAMILIES = (XLM,)

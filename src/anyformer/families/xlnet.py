@@ -158,5 +158,3 @@ XLNET = Family(
     },
     sizes={"xlnet-base-cased": size(768, 12, 117e6), "xlnet-large-cased": size(1024, 24, 360e6)},
 )
-
-FAMILIES = (XLNET,)

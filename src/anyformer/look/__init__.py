@@ -50,8 +50,4 @@ __all__ = [
 
 
 if not TYPE_CHECKING:
-    __getattr__ = lazy_names(__name__, {name: f"{__name__}.{module}" for name, module in _PUBLIC.items()})
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+    __getattr__, __dir__ = lazy_names(__name__, {name: f"{__name__}.{module}" for name, module in _PUBLIC.items()})

@@ -18,6 +18,7 @@ from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.parts.head.base import Outputs
 from anyformer.parts.projector import MLPProjector, Projector
 from anyformer.runtime.taps import OutputCollector, Taps
+from anyformer.specs.field_types import Natural
 from anyformer.specs.part import Part, Site
 
 
@@ -25,9 +26,9 @@ class Tower(Part, sees="all"):
     """A separate model whose hidden states replace each `token` of the text, after the `projector`."""
 
     model: EncoderModel
-    token: int
+    token: Natural
     layers: tuple[int, ...] = (-1,)  # indices into the model's hidden states; several are concatenated
-    skip: int = 0  # number of leading vectors to leave out (1 for CLIP's class token)
+    skip: Natural = 0  # number of leading vectors to leave out (1 for CLIP's class token)
     projector: Projector = MLPProjector()
 
     @classmethod
@@ -38,9 +39,8 @@ class Tower(Part, sees="all"):
         return data
 
     def check(self) -> None:
-        if not self.layers or not self.skip >= 0 or not self.token >= 0:
-            got = f"token={self.token}, layers={self.layers}, skip={self.skip}"
-            raise ValueError(f"Tower: token and skip must be at least 0 and layers must not be empty, got {got}")
+        if not self.layers:
+            raise ValueError("Tower.layers is empty; give the layers whose outputs are read")
         depth = self.model.encoder.depth if isinstance(self.model.encoder, HasDepth) else None
         for layer in self.layers:
             if depth is not None and not -depth - 1 <= layer <= depth:

@@ -31,7 +31,7 @@ class Model(Part):
     read from, so that it can be exported again: `source` keeps the config's fields that do not change the mathematics
     (token ids, labels, ...)."""
 
-    width: int
+    width: Count
     length: Count | None = None  # most tokens per text, if no position table sets the limit
     head: Head | None = None
     state_name: str = "past_key_values"  # name of the decoding state in the published class
@@ -96,8 +96,6 @@ class Model(Part):
         return self.replace(source=Table({**others, **table}))
 
     def check(self) -> None:
-        if self.width < 1:
-            raise ValueError(f"{type(self).__name__}.width is {self.width}; it must be at least 1")
         parts = [part for _, part in walk(self)]
         layers = sum(part.depth for part in parts if isinstance(part, Stack))
         if layers > 10_000:  # a hostile file must not keep a machine busy for hours

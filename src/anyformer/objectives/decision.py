@@ -17,7 +17,7 @@ from anyformer.objectives.heads import head_of, logits_of
 from anyformer.objectives.objective import HeadInputs, Objective
 from anyformer.parts.embedding.trajectory import KINDS
 from anyformer.parts.head.trajectory import TrajectoryModule
-from anyformer.specs.field_types import Count, Natural
+from anyformer.specs.field_types import Count, Natural, Positive
 
 
 class Act(Objective, called=("Decision Transformer", "return-to-go", "offline reinforcement learning", "offline RL")):
@@ -29,12 +29,8 @@ class Act(Objective, called=("Decision Transformer", "return-to-go", "offline re
 
     steps: Count = 20
     choices: Natural = 0
-    scale: float = 1.0  # returns are divided by it; choose it so that they are of order 1
+    scale: Positive = 1.0  # returns are divided by it; choose it so that they are of order 1
     asks: bool = True
-
-    def check(self) -> None:
-        if not self.scale > 0:
-            raise ValueError(f"Act.scale is {self.scale}; it must be above 0, since returns are divided by it")
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         states, actions, rewards = (np.asarray(field(example, name)) for name in self.columns)

@@ -13,18 +13,14 @@ from anyformer.objectives.batches import Record
 from anyformer.objectives.examples import add_ends
 from anyformer.objectives.rewrite import Rewrite
 from anyformer.objectives.vocabulary_info import VocabularyInfo, VocabularyObjective, is_one_of, mask_token
-from anyformer.specs.field_types import OneOrMore
+from anyformer.specs.field_types import Fraction, OneOrMore
 from anyformer.specs.part import Part
 
 
 class Noise(Part):
     """Corrupts token ids (T,) without begin and end tokens. `rate`: the fraction of the text, or of the texts."""
 
-    rate: float
-
-    def check(self) -> None:
-        if not 0 <= self.rate <= 1:
-            raise ValueError(f"{type(self).__name__}.rate is {self.rate}; it must be in [0, 1]")
+    rate: Fraction
 
     def damage(self, ids: np.ndarray, random: np.random.Generator, known: VocabularyInfo) -> np.ndarray:
         raise NotImplementedError
@@ -37,7 +33,7 @@ class Noise(Part):
 class TokenMasking(Noise):
     """Replace tokens with the mask token."""
 
-    rate: float = 0.15
+    rate: Fraction = 0.15
 
     def damage(self, ids: np.ndarray, random: np.random.Generator, known: VocabularyInfo) -> np.ndarray:
         ids = ids.copy()
@@ -48,7 +44,7 @@ class TokenMasking(Noise):
 class TokenDeletion(Noise):
     """Delete tokens and do not mark where they were."""
 
-    rate: float = 0.15
+    rate: Fraction = 0.15
 
     def damage(self, ids: np.ndarray, random: np.random.Generator, known: VocabularyInfo) -> np.ndarray:
         return np.delete(ids, self.some(len(ids), random))
@@ -58,7 +54,7 @@ class TextInfilling(Noise):
     """Replace each span with one mask token; the spans contain `rate` of all tokens. Their lengths are drawn from a
     Poisson distribution with this `mean`; a span of length 0 inserts a mask token."""
 
-    rate: float = 0.3
+    rate: Fraction = 0.3
     mean: OneOrMore = 3.0
 
     def damage(self, ids: np.ndarray, random: np.random.Generator, known: VocabularyInfo) -> np.ndarray:
@@ -88,7 +84,7 @@ class TextInfilling(Noise):
 class SentencePermutation(Noise):
     """Split the text at full stops and permute `rate` of the sentences."""
 
-    rate: float = 1.0
+    rate: Fraction = 1.0
 
     def damage(self, ids: np.ndarray, random: np.random.Generator, known: VocabularyInfo) -> np.ndarray:
         stop = is_one_of(ids, known.stops)
@@ -103,7 +99,7 @@ class SentencePermutation(Noise):
 class DocumentRotation(Noise):
     """Rotate `rate` of the texts, so that they begin at a random token."""
 
-    rate: float = 1.0
+    rate: Fraction = 1.0
 
     def damage(self, ids: np.ndarray, random: np.random.Generator, known: VocabularyInfo) -> np.ndarray:
         if len(ids) < 2 or random.random() >= self.rate:

@@ -14,7 +14,7 @@ from anyformer.objectives.batches import Batch, Record
 from anyformer.objectives.heads import head_of
 from anyformer.objectives.images import Pictures
 from anyformer.parts.head.image import PixelModule
-from anyformer.specs.field_types import Count
+from anyformer.specs.field_types import Count, ProperFraction
 
 
 class MaskedImage(Pictures, called=("SimMIM", "masked image modelling", "masked image modeling")):
@@ -25,14 +25,12 @@ class MaskedImage(Pictures, called=("SimMIM", "masked image modelling", "masked 
 
     patch_size: tuple[int, int]  # as in the model
     unit: Count = 1
-    share: float = 0.6
+    share: ProperFraction = 0.6
 
     def check(self) -> None:
         super().check()
         if any(side % (step * self.unit) for side, step in zip(self.image_size, self.patch_size, strict=True)):
             raise ValueError(f"MaskedImage: {self.unit} patches of {self.patch_size} do not divide {self.image_size}")
-        if not 0 < self.share < 1:
-            raise ValueError(f"MaskedImage.share is {self.share}; it must be between 0 and 1")
 
     @property
     def squares(self) -> tuple[int, int]:

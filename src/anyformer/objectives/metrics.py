@@ -307,7 +307,7 @@ TRANSCRIPTS = Metrics(
 )
 
 
-def installed(metrics: Metrics) -> list[str]:
+def available_metrics(metrics: Metrics) -> list[str]:
     """Return the default metrics, and those of the others whose library is installed."""
     found = list(metrics.usual)
     for name in metrics.more:

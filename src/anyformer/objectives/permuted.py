@@ -18,7 +18,7 @@ from anyformer.objectives.examples import array
 from anyformer.objectives.heads import language_head
 from anyformer.objectives.objective import PERPLEXITY, HeadInputs
 from anyformer.objectives.vocabulary_info import VocabularyObjective, is_one_of
-from anyformer.specs.field_types import Count
+from anyformer.specs.field_types import Count, ProperFraction
 
 ROUND = 16  # the number of predicted tokens is rounded up to a multiple, so that a compiled step sees few sizes
 
@@ -31,12 +31,8 @@ class Permuted(VocabularyObjective, called=("PLM", "permutation language modelli
     loss_metrics: ClassVar[tuple[str, ...]] = PERPLEXITY
     packs: ClassVar[bool] = True
 
-    rate: float = 1 / 6
+    rate: ProperFraction = 1 / 6
     longest: Count = 5
-
-    def check(self) -> None:
-        if not 0 < self.rate < 1:
-            raise ValueError(f"Permuted.rate is {self.rate}; it must be between 0 and 1")
 
     def ids(self, text: str | LongText, tokenizer: Any) -> Iterator[list[int]]:
         return tokenizer.pieces(text)

@@ -18,7 +18,7 @@ from anyformer.objectives.examples import add_ends
 from anyformer.objectives.rewrite import Rewrite
 from anyformer.objectives.spans import corrupt, count_spans, draw_spans
 from anyformer.objectives.vocabulary_info import VocabularyInfo, VocabularyObjective
-from anyformer.specs.field_types import OneOrMore
+from anyformer.specs.field_types import OneOrMore, ProperFraction
 
 
 class SpanCorruption(Rewrite, VocabularyObjective, called=("T5 pretraining",)):
@@ -27,13 +27,8 @@ class SpanCorruption(Rewrite, VocabularyObjective, called=("T5 pretraining",)):
 
     packs: ClassVar[bool] = True
 
-    rate: float = 0.15
+    rate: ProperFraction = 0.15
     mean: OneOrMore = 3.0
-
-    def check(self) -> None:
-        super().check()
-        if not 0 < self.rate < 1:
-            raise ValueError(f"SpanCorruption.rate is {self.rate}; it must be between 0 and 1")
 
     def needs(self, known: VocabularyInfo) -> None:
         if not known.sentinels:

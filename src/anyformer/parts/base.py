@@ -14,12 +14,12 @@ from anyformer.specs.part import Part, walk
 
 class PartModule(nn.Module):
     """Base class of the modules of Parts: `class MLPModule(PartModule, of=MLP)` makes `MLP.build(site)` return
-    `MLPModule(part, site)`."""
+    `MLPModule(part, site)`, or `MLPModule()` if it has no `__init__` of its own."""
 
     def __init_subclass__(cls, of: type[Part] | tuple[type[Part], ...] = (), **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for kind in of if isinstance(of, tuple) else (of,):
-            kind.set_module(cls)
+            kind.set_module(cls if cls.__init__ is not nn.Module.__init__ else lambda part, site: cls())
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from anyformer.parts.computed import Computed
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.residual import Residual
 from anyformer.runtime.inputs import check_shape
-from anyformer.specs.field_types import Count
+from anyformer.specs.field_types import Count, Range
 from anyformer.specs.part import Part, Site
 
 
@@ -86,12 +86,8 @@ class StepAndLabel(Part, sees="itself", called=("timestep embedding", "label emb
     label. One extra label means "no label": it is used for classifier-free guidance, and if no label is given."""
 
     num_labels: Count | None = None  # None: the condition is only the noise step
-    sines: int = 256  # total number of cosines and sines
+    sines: Annotated[int, Range(at_least=4, parity="even")] = 256  # total number of cosines and sines
     per_layer: bool = False  # one embedder per layer (as diffusers stores them) instead of one for all
-
-    def check(self) -> None:
-        if self.sines < 4 or self.sines % 2:
-            raise ValueError(f"StepAndLabel.sines is {self.sines}; it must be even and at least 4")
 
 
 class ConditionModule(PartModule, of=StepAndLabel):

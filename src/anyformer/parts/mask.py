@@ -222,13 +222,9 @@ class GridBlocks(Mask, sees="all", called=("Image Transformer (2D)", "local 2D a
     counting: ClassVar[bool] = True
 
     columns: Count
-    size: tuple[int, int]
+    size: tuple[Count, Count]
     above: Natural
     beside: Natural
-
-    def check(self) -> None:
-        if min(self.size) < 1:
-            raise ValueError(f"GridBlocks.size is {self.size}; a block has at least one row and one column")
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         q, k = rows.in_text(b, q, k)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from anyformer.kernels.few_rows import NormWeights
 from anyformer.parts.base import PartModule
 from anyformer.parts.decode_step import offers_norm
-from anyformer.specs.field_types import NonNegative
+from anyformer.specs.field_types import Fraction, NonNegative
 from anyformer.specs.part import Part, Site
 
 
@@ -92,12 +92,7 @@ class BatchNorm(Norm, sees="all", called=("BN",)):
 
     causal_alternative: ClassVar[str] = "LayerNorm()"
 
-    momentum: float = 0.1
-
-    def check(self) -> None:
-        super().check()
-        if not 0 <= self.momentum <= 1:
-            raise ValueError(f"BatchNorm.momentum is {self.momentum}; it must be in [0, 1]")
+    momentum: Fraction = 0.1
 
     def build(self, site: Site) -> nn.Module:
         return BatchNormModule(site.width, eps=self.eps, momentum=self.momentum)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.parts.norm import Norm
+from anyformer.specs.field_types import NonNegative
 from anyformer.specs.part import Site
 
 
@@ -14,7 +15,7 @@ class ZeroCenteredRMSNorm(Norm, sees="itself", called=("Gemma RMSNorm", "zero-ce
     """Divides each vector by its root mean square and multiplies it by 1 + weight, in fp32 [Gemma, 2024]. The weights
     start at 0."""
 
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
 
     def build(self, site: Site) -> nn.Module:
         return ZeroCenteredRMSNormModule(site.width, self.eps)

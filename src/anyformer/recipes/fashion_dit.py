@@ -6,6 +6,7 @@ from anyformer import families
 from anyformer.data import Data
 from anyformer.objectives.diffuse import Diffuse
 from anyformer.recipes.fashion_mnist import LABELS, pictures
+from anyformer.recipes.shared.encoder import label_fields
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 
@@ -19,8 +20,7 @@ CONFIG = {
     "num_embeds_ada_norm": len(LABELS),
     "per_layer": False,
     "norm_eps": 1e-6,
-    "id2label": {str(i): label for i, label in enumerate(LABELS)},
-    "label2id": {label: i for i, label in enumerate(LABELS)},
+    **label_fields(LABELS),
 }
 
 

@@ -10,6 +10,7 @@ from anyformer.models import Model
 from anyformer.objectives.images import ClassifyImage
 from anyformer.parts.embedding.convolution import ConvolutionEmbedding
 from anyformer.parts.grid.convolution import Convolution
+from anyformer.recipes.shared.encoder import label_fields
 from anyformer.specs.codec import override
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
@@ -32,7 +33,7 @@ LABELS = (
     "bag",
     "ankle boot",
 )
-IDS = {"id2label": {str(i): label for i, label in enumerate(LABELS)}, "label2id": {l: i for i, l in enumerate(LABELS)}}
+IDS = label_fields(LABELS)
 SIDE = 28
 
 

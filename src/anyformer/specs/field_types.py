@@ -1,7 +1,7 @@
-"""Types of fields with a range: `depth: Count`, `dropout: Chance`, `scale: Positive | None`.
+"""Types of fields with a range: `depth: Count`, `dropout: Chance`, `scale: Positive | None`, `bias: QKVO`.
 
-Type checkers see int or float. Parts check the range when they are made, and the JSON schema and `anyformer parts` show
-it. In a tuple or a table, it holds for every number. For other limits write `Annotated[int, Range(at_least=3)]`.
+Type checkers see int, float or str. Parts check the range when they are made, and the JSON schema and `anyformer parts`
+show it. In a tuple or a table, it holds for every number. For other limits write `Annotated[int, Range(at_least=3)]`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from anyformer.specs.frozen import Table
+from anyformer.specs.messages import quote
 
 NUMBERS = frozenset((int, float))
 
@@ -27,6 +28,7 @@ class Range:
     above: float | None = None
     at_most: float | None = None
     below: float | None = None
+    parity: Literal["odd", "even"] | None = None
 
     @functools.cached_property
     def low(self) -> float:
@@ -41,17 +43,21 @@ class Range:
         if self.at_least is not None and self.below is not None:
             return f"in [{self.at_least}, {self.below})"
         limits = {"at least": self.at_least, "above": self.above, "at most": self.at_most, "below": self.below}
-        return " and ".join(f"{words} {limit:,}" for words, limit in limits.items() if limit is not None)
+        words = [f"{name} {limit:,}" for name, limit in limits.items() if limit is not None]
+        return " and ".join([self.parity, *words] if self.parity else words)
+
+    def contains(self, value: float) -> bool:
+        return self.low <= value <= self.high and (self.parity is None or value % 2 == (self.parity == "odd"))
 
     def check(self, value: Any, name: str) -> None:
         """Raise ValueError if `value`, or a number in a tuple or a table, is out of range. Skip other values."""
         if isinstance(value, (tuple, Table)):
             for key, item in value.items() if isinstance(value, Table) else enumerate(value):
                 self.check(item, f"{name}.{key}")
-        elif type(value) in NUMBERS and not self.low <= value <= self.high:
+        elif type(value) in NUMBERS and not self.contains(value):
             raise ValueError(f"{name} is {value if value < self.high else f'{value:,}'}; it must be {self}")
 
-    def schema(self) -> dict[str, float]:
+    def schema(self) -> dict[str, Any]:
         """Return the limits as keywords of a JSON schema."""
         limits = {
             "minimum": self.at_least,
@@ -59,16 +65,42 @@ class Range:
             "maximum": self.at_most,
             "exclusiveMaximum": self.below,
         }
-        return {keyword: limit for keyword, limit in limits.items() if limit is not None}
+        parities: dict[Any, dict[str, Any]] = {"odd": {"not": {"multipleOf": 2}}, "even": {"multipleOf": 2}}
+        given = {keyword: limit for keyword, limit in limits.items() if limit is not None}
+        return given | parities.get(self.parity, {})
 
+
+@dataclasses.dataclass(frozen=True)
+class Letters:
+    """The letters that a text may contain."""
+
+    of: str
+
+    def __str__(self) -> str:
+        return f"letters of {self.of!r}"
+
+    def check(self, value: Any, name: str) -> None:
+        if set(value) - set(self.of):
+            raise ValueError(f"{name} is {quote(value)}; use only {self}")
+
+    def schema(self) -> dict[str, str]:
+        return {"pattern": f"^[{self.of}]*$"}
+
+
+Limits = Range | Letters
 
 Count = Annotated[int, Range(at_least=1)]
 Natural = Annotated[int, Range(at_least=0)]
 TwoOrMore = Annotated[int, Range(at_least=2)]
+Odd = Annotated[int, Range(at_least=1, parity="odd")]  # such as the size of a centred kernel
+Even = Annotated[int, Range(at_least=2, parity="even")]
 Chance = Annotated[float, Range(at_least=0, below=1)]  # such as a dropout rate
+Fraction = Annotated[float, Range(at_least=0, at_most=1)]
+ProperFraction = Annotated[float, Range(above=0, below=1)]
 Positive = Annotated[float, Range(above=0)]
 NonNegative = Annotated[float, Range(at_least=0)]
 OneOrMore = Annotated[float, Range(at_least=1)]
+QKVO = Annotated[str, Letters("qkvo")]  # projections of attention, such as those with a bias
 
 
 def _or(limit: float | None, default: float) -> float:
@@ -81,21 +113,28 @@ def _annotated_hints(cls: Any) -> dict[str, Any]:
     return {field.name: types[field.name] for field in dataclasses.fields(cls)}
 
 
-def _ranges(cls: Any) -> tuple[tuple[str, Range, float, float], ...]:
-    """Return (field, range, its lowest and its highest number) for the fields of a Part that have a range."""
+def _ranges(cls: Any) -> tuple[tuple[str, Limits, float, float], ...]:
+    """Return (field, range, its lowest and its highest number) for the fields of a Part that have a range. No number is
+    between the two if limits need more than a comparison."""
     fields = ((name, next(_ranges_in(hint), None)) for name, hint in annotated_hints(cls).items())
-    return tuple((name, limits, limits.low, limits.high) for name, limits in fields if limits is not None)
+    return tuple(
+        (name, limits, limits.low, limits.high)
+        if isinstance(limits, Range) and limits.parity is None
+        else (name, limits, math.inf, -math.inf)
+        for name, limits in fields
+        if limits is not None
+    )
 
 
-def _ranges_in(hint: Any) -> Iterator[Range]:
+def _ranges_in(hint: Any) -> Iterator[Limits]:
     for inner in typing.get_args(hint):
-        if isinstance(inner, Range):
+        if isinstance(inner, Limits):
             yield inner
         yield from _ranges_in(inner)
 
 
 annotated_hints: Callable[[Any], dict[str, Any]] = functools.cache(_annotated_hints)
-ranges: Callable[[Any], tuple[tuple[str, Range, float, float], ...]] = functools.cache(_ranges)
+ranges: Callable[[Any], tuple[tuple[str, Limits, float, float], ...]] = functools.cache(_ranges)
 
 
 def check_ranges(part: Any) -> None:
@@ -114,7 +153,7 @@ def type_name(hint: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " | ".join(map(type_name, inner))
     if origin is typing.Annotated:
-        return f"{type_name(inner[0])} ({', '.join(str(limits) for limits in inner[1:] if isinstance(limits, Range))})"
+        return f"{type_name(inner[0])} ({', '.join(str(limits) for limits in inner[1:] if isinstance(limits, Limits))})"
     if origin is typing.Literal:
         return " | ".join(map(repr, inner))
     if inner:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package that imports each name from its module; a module has its own name.
+def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package that imports each name from its module; a module has its own
+    name.
 
-    Packages hide it from type checkers (`if not TYPE_CHECKING`), which would otherwise accept every name.
+    Packages hide them from type checkers (`if not TYPE_CHECKING`), which would otherwise accept every name.
     """
 
     def load(name: str) -> Any:
@@ -23,4 +24,4 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]
         module = importlib.import_module(modules[name])
         return vars(sys.modules[package]).setdefault(name, getattr(module, name, module))
 
-    return load
+    return load, lambda: sorted({*vars(sys.modules[package]), *modules})

@@ -24,8 +24,7 @@ from anyformer.parts.op import Reshaping
 from anyformer.parts.position.absolute import Learned, Sinusoidal, add_position
 from anyformer.runtime.context import Context
 from anyformer.runtime.taps import OutputCollector, TapNames
-from anyformer.specs.field_types import Chance, Count
-from anyformer.specs.messages import quote
+from anyformer.specs.field_types import QKVO, Chance, Count
 from anyformer.specs.part import Part, Site, walk
 from anyformer.stacks.backbone import Backbone
 from anyformer.stacks.stack import Stack, StackModule
@@ -44,12 +43,10 @@ class Look(Part, sees="itself", called=("cross-attend",)):
     norm: Norm | None = LayerNorm()  # pre-norm of x, before attention and before the feed-forward layer
     source_norm: Norm | None = LayerNorm()
     add: bool = True  # add x to the output of the attention
-    bias: str = "qkvo"  # projections that have a bias
+    bias: QKVO = "qkvo"  # projections that have a bias
     dropout: Chance = 0.0  # on the attention weights
 
     def check(self) -> None:
-        if set(self.bias) - set("qkvo"):
-            raise ValueError(f"Look.bias is {quote(self.bias)}; it may contain only letters of 'qkvo'")
         if isinstance(self.feedforward, Reshaping) and self.feedforward.out is not None:
             raise ValueError("Look.feedforward.out: Look cannot change the width of its vectors; leave it out")
 

@@ -56,8 +56,4 @@ _PUBLIC["open_model"] = f"{__name__}.task"
 
 
 if not TYPE_CHECKING:
-    __getattr__ = lazy_names(__name__, _PUBLIC)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+    __getattr__, __dir__ = lazy_names(__name__, _PUBLIC)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.kernels import hardware
-from anyformer.specs.field_types import Count, Natural, NonNegative, Positive
+from anyformer.specs.field_types import Chance, Count, Fraction, Natural, NonNegative, Positive
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Part
 from anyformer.train.parallel import full_tensor, group_by_mesh, mesh_of
@@ -51,14 +51,9 @@ class AdamW(Optimizer, called=("Adam",)):
     """Adam with decoupled weight decay [Loshchilov and Hutter 2019]."""
 
     lr: Positive = 3e-4
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Chance, Chance] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: NonNegative = 0.1
-
-    def check(self) -> None:
-        super().check()
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"AdamW.betas: {self.betas}; each must be at least 0 and below 1")
 
     def optimizers(self, named: Named) -> list[torch.optim.Optimizer]:
         fused = all(p.device.type in ("cpu", "cuda") for _, p in named)  # a resumed run makes the same choice
@@ -226,11 +221,7 @@ class Constant(Schedule):
 class Linear(Schedule):
     """Linear decay towards `floor` of the highest rate."""
 
-    floor: float = 0.0
-
-    def check(self) -> None:
-        super().check()
-        _check_share(self, "floor")
+    floor: Fraction = 0.0
 
     def after_warmup(self, n: int, steps: int) -> float:
         return self.floor + (1 - self.floor) * max(1 - n / steps, 0.0)
@@ -240,12 +231,8 @@ class Cosine(Schedule):
     """Cosine decay towards `floor` of the highest rate [Loshchilov and Hutter 2017], reached at the last step, or after
     `over` steps; constant after that."""
 
-    floor: float = 0.0
+    floor: Fraction = 0.0
     over: Count | None = None
-
-    def check(self) -> None:
-        super().check()
-        _check_share(self, "floor")
 
     def factor(self, n: int, steps: int) -> float:
         return super().factor(n, self.over or steps)
@@ -259,12 +246,8 @@ class WSD(Schedule, called=("warmup-stable-decay",)):
     1 - sqrt(completed share of the decay) [Hagele et al. 2024]."""
 
     decay: Count
-    floor: float = 0.0
+    floor: Fraction = 0.0
     shape: Literal["linear", "cosine", "sqrt"] = "sqrt"
-
-    def check(self) -> None:
-        super().check()
-        _check_share(self, "floor")
 
     def after_warmup(self, n: int, steps: int) -> float:
         over = min(max((n - (steps - self.decay)) / self.decay, 0.0), 1.0)
@@ -281,12 +264,6 @@ class Noam(Schedule, called=("inverse square root",)):
 
     def factor(self, n: int, steps: int) -> float:
         return self.width**-0.5 * min((n + 1) ** -0.5, (n + 1) * self.warmup**-1.5)
-
-
-def _check_share(part: Part, *names: str) -> None:
-    for name in names:
-        if not 0 <= getattr(part, name) <= 1:
-            raise ValueError(f"{type(part).__name__}.{name} is {getattr(part, name)}; it must be between 0 and 1")
 
 
 def clip(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:

@@ -18,7 +18,7 @@ from anyformer.families.base.layouts import find_layout
 from anyformer.models import Model
 from anyformer.objectives.objective import Objective
 from anyformer.specs.codec import encode, from_json, override
-from anyformer.specs.field_types import Chance, Count, Natural, Range
+from anyformer.specs.field_types import Chance, Count, Natural, Positive, Range
 from anyformer.specs.messages import nearest
 from anyformer.specs.part import Part
 from anyformer.specs.slots import kinds
@@ -103,7 +103,7 @@ class Run(Part):
     batch: Batch
     steps: Count
     precision: Literal["fp32", "bf16", "bf16-stream", "fp16"] = "fp32"  # mixed; bf16-stream: also the residual stream
-    clip: float | None = 1.0  # gradient clipping: the maximum norm over all parameters
+    clip: Positive | None = 1.0  # gradient clipping: the maximum norm over all parameters
     ema: Chance | None = None  # decay of an exponential moving average of the weights, which is evaluated and saved
     recompute: tuple[str, ...] = ()  # gradient checkpointing: addresses whose activations are recomputed
     compile: bool | Literal["whole"] = False  # true: block by block; whole: one graph, which takes longer to compile
@@ -114,10 +114,6 @@ class Run(Part):
     evaluate: Evaluate = Evaluate()
     keep: Keep = Keep()
     seed: Natural = 0
-
-    def check(self) -> None:
-        if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"Run.clip: {self.clip} must be above 0")
 
 
 # -- files ------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Efficient attention: operations and memory by length, of full attention and of mixers without T x T scores.
 
 Two layers of every mixer, of width 256 with 4 heads, read one text; decoders then generate one token. The operations
-and the peak memory in bytes are counted on the meta device (`counting/forward_cost.py`), so they do not depend on other
+and the peak memory in bytes are counted on the meta device (`lab/forward_cost.py`), so they do not depend on other
 work of the machine or on a seed. Full attention is counted as one kernel; its memory is also counted with the scores
 stored. An exponent is the slope of a line through the logarithms over the last three doublings: 1 is linear, 2
 quadratic. Processor time is measured for short texts, but not judged.
@@ -18,7 +18,6 @@ import torch
 
 from anyformer import families
 from anyformer.counting import count
-from anyformer.counting.forward_cost import forward_cost
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
@@ -28,6 +27,7 @@ from anyformer.parts.attention.linear import LinearAttention, SoftmaxFeatures
 from anyformer.parts.attention.set_transformer import InducedAttention, LunaAttention, Seeds
 from anyformer.parts.mask import CAUSAL
 from anyformer.specs.codec import override
+from anyformer_course.lab.forward_cost import forward_cost
 from anyformer_course.lab.runs import processor_seconds
 
 CLAIM = (

@@ -1,7 +1,7 @@
 """Generation time: the total cost of generating a text with a KV cache, without one, and with a state of fixed size.
 
 A decoder with a KV cache, the same decoder without one, and RWKV and Mamba of the same width and depth generate texts
-of growing length. The operations of all tokens are counted (`counting/forward_cost.py`), so they do not depend on other
+of growing length. The operations of all tokens are counted (`lab/forward_cost.py`), so they do not depend on other
 work of the machine or on a seed. Processor time is measured for shorter texts, but not judged. The exponent is the
 slope of log(operations) by log(tokens) over the longer half.
 """
@@ -18,7 +18,6 @@ import torch
 
 from anyformer import families
 from anyformer.counting import count
-from anyformer.counting.forward_cost import forward_cost
 from anyformer.generation import generate
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.scale import SIZE
@@ -26,6 +25,7 @@ from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.models import Model, TransformerModule
 from anyformer.models.construct import build
+from anyformer_course.lab.forward_cost import forward_cost
 from anyformer_course.lab.runs import processor_seconds, writer
 
 CLAIM = (

@@ -233,7 +233,7 @@ def fall(groups: Sequence[Row]) -> float:
     return next(row["loss"] for row in groups if row["first"] == 3) - groups[-1]["loss"]
 
 
-def kept(rows: Sequence[Row], depth: int, seed: int, without: str) -> dict[int, float]:
+def remaining_gain(rows: Sequence[Row], depth: int, seed: int, without: str) -> dict[int, float]:
     """Return number of removed heads -> share of the gain over one layer that remains, mean over draws. It is NaN if
     there is no gain."""
     own = [row for row in rows if (row["depth"], row["seed"]) == (depth, seed) and "without" in row]
@@ -251,7 +251,7 @@ def kept(rows: Sequence[Row], depth: int, seed: int, without: str) -> dict[int, 
 def judged_share(rows: Sequence[Row], depth: int, without: str) -> list[float]:
     """Return the share of the gain that remains without the judged number of heads, for every seed."""
     heads = round(JUDGED * next(row["of"] for row in rows if row["depth"] == depth and "of" in row))
-    return [kept(rows, depth, seed, without)[heads] for seed in seeds_of(rows)]
+    return [remaining_gain(rows, depth, seed, without)[heads] for seed in seeds_of(rows)]
 
 
 def claim(rows: Sequence[Row]) -> Verdict:
@@ -291,7 +291,7 @@ def plot(rows: Sequence[Row]) -> Any:
         axes[0, 4].plot(middle, [row["slope"] for row in groups], marker="o", **style)
     for depth in depths_of(rows)[1:]:
         for name, line in (("induction", "-"), ("random", ":")):
-            each = [kept(rows, depth, seed, name) for seed in seeds_of(rows)]
+            each = [remaining_gain(rows, depth, seed, name) for seed in seeds_of(rows)]
             shares = [(number, mean([one[number] for one in each])) for number in each[0]]
             axes[0, 2].plot(*zip(*shares), line, marker="o", color=f"C{depth - 1}", label=f"{depth} layers, {name}")
     axes[0, 0].set(xscale="log", xlabel="step", title="in-context score (nats per token)")

@@ -83,7 +83,7 @@ def work(values: Values, place: Place) -> list[Row]:
     for group, english in (("with English", True), ("others", False)):
         directions = languages.directions(english)
         draw = np.random.default_rng(10**6 + values["seed"])
-        asked = [(languages.meaning(draw), *each) for each in directions for _ in range(values["asked"])]
+        asked = [(languages.draw_meaning(draw), *each) for each in directions for _ in range(values["asked"])]
         sources = [languages.sentence(meaning, source) for meaning, source, _ in asked]
         wanted = [languages.sentence(meaning, target) for meaning, _, target in asked]
         for way, function in ways.items():

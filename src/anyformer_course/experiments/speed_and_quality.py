@@ -4,7 +4,7 @@ Two-layer decoders that differ only in the mixer learn from texts of one length.
 (abcd|dcba), whose answers are far from their letters; half are in a made-up language, in which the last few letters
 matter most. The comparison needs a full attention that is really trained: it must recall nearly everything with every
 seed. The cost is the number of operations per token, without masked pairs of tokens, in a text of that length and in a
-long text (`counting/forward_cost.py`). No other mixer beats a mixer on the frontier in both cost and quality [Tay et
+long text (`lab/forward_cost.py`). No other mixer beats a mixer on the frontier in both cost and quality [Tay et
 al. 2020]. The small and the full form leave out the Synthesizer, which does not cost less, blocks (a window without
 overlap) and Mamba-2 (close to Mamba).
 """
@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from anyformer.counting import count
-from anyformer.counting.forward_cost import forward_cost
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.models import Model
 from anyformer.specs.codec import decode, kinds
+from anyformer_course.lab.forward_cost import forward_cost
 from anyformer_course.lab.recall import answer_accuracy, palindromes, row_length, train_on
 from anyformer_course.lab.runs import LANGUAGE, each_loss, mean, writer
 

@@ -5,7 +5,7 @@ blanks, so the model never reads its answers. If the letters are at the beginnin
 learn the task; if they are anywhere among the blanks, the model must select by content what it stores in its state [Gu
 and Dao 2023, section 4.1.1]. A small Mamba then reads 2^20 tokens in pieces through its decoding state: the bytes of
 the state and the peak memory of every piece are measured, and the operations of a pass are counted
-(`counting/forward_cost.py`). Processor time is measured, but not judged. The states of S4 and Mamba have the same size.
+(`lab/forward_cost.py`). Processor time is measured, but not judged. The states of S4 and Mamba have the same size.
 The bounds were fixed before any run. The small form was chosen after other forms in which S4 did better or Mamba worse;
 with more steps S4 would exceed its bound (docs/results/lab.md)."""
 
@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from anyformer import families
-from anyformer.counting.forward_cost import forward_cost
 from anyformer.counting.step_memory import Live
 from anyformer.data import Data, JSONLines, Words
 from anyformer.kernels.loss import IGNORED
@@ -37,6 +36,7 @@ from anyformer.parts.head.tag import TagHead
 from anyformer.parts.recurrent.s4 import S4
 from anyformer.specs.codec import override
 from anyformer.train.trainer import Trainer
+from anyformer_course.lab.forward_cost import forward_cost
 from anyformer_course.lab.recall import LETTERS as ALPHABET
 from anyformer_course.lab.recall import copies
 

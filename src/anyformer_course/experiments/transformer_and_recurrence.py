@@ -1,7 +1,7 @@
 """Transformer and recurrence: a Transformer reads a text at once and recalls at any distance; an LSTM and a GRU do not.
 
 Two-layer decoders of the same width differ only in the mixer. Sequential depth is the longest chain of operations in
-which each needs the result of the one before (counted by `counting/forward_cost.py`): with unlimited processors, a pass
+which each needs the result of the one before (counted by `lab/forward_cost.py`): with unlimited processors, a pass
 takes that many steps. Recall is learned from palindromes (abcd|dcba), whose answers are 2, 4, 6, ... tokens after their
 letters: the accuracy of each answer after the same number of steps [the path between two tokens grows with their
 distance in a recurrent network: Vaswani et al. 2017, table 1]. The comparison is about distance only if the LSTM and
@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from anyformer.counting.forward_cost import forward_cost
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
@@ -28,6 +27,7 @@ from anyformer.models import Model
 from anyformer.models.construct import build
 from anyformer.parts.recurrent.lstm import GRU, LSTM
 from anyformer.train.trainer import Callback, StepResult, Trainer
+from anyformer_course.lab.forward_cost import forward_cost
 from anyformer_course.lab.recall import answer_accuracy, palindromes, row_length, train_on
 from anyformer_course.lab.runs import mean, processor_seconds, writer
 

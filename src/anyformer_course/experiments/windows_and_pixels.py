@@ -2,7 +2,7 @@
 
 Both have four layers of width 96 on patches of 4 x 4 pixels; the Swin has windows of 7 x 7 and halves the grid after
 two layers (the first half of Swin-T). Operations and the peak memory in bytes are counted on the meta device
-(`counting/forward_cost.py`), so they do not depend on other work of the machine or on a seed. Attention is counted as
+(`lab/forward_cost.py`), so they do not depend on other work of the machine or on a seed. Attention is counted as
 one kernel; its memory is also counted with the scores stored. An exponent is the slope of the logarithms over patches
 between the two largest images: 1 is linear, 2 quadratic. Processor time is measured on smaller images, but not judged.
 """
@@ -16,13 +16,13 @@ from typing import Any
 import torch
 
 from anyformer import families
-from anyformer.counting.forward_cost import forward_cost
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.trials import Place, Row, TrialGrid, Values
 from anyformer.look import figures
 from anyformer.models import Model
 from anyformer.models.construct import build
 from anyformer_course.experiments.efficient_attention import exponent
+from anyformer_course.lab.forward_cost import forward_cost
 from anyformer_course.lab.runs import processor_seconds
 
 CLAIM = (

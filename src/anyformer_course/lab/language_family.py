@@ -45,7 +45,7 @@ class LanguageFamily:
             words[ENGLISH][2 * pair + 1] = words[ENGLISH][2 * pair]
         return words
 
-    def meaning(self, draw: np.random.Generator) -> list[int]:
+    def draw_meaning(self, draw: np.random.Generator) -> list[int]:
         return draw.integers(self.concepts, size=int(draw.integers(self.length[0], self.length[1] + 1))).tolist()
 
     def sentence(self, meaning: list[int], language: int) -> str:
@@ -62,7 +62,7 @@ class LanguageFamily:
     def examples(self, directions: Sequence[tuple[int, int]], number: int, seed: int) -> list[dict[str, str]]:
         """Return `number` examples with random meanings; every direction is as frequent."""
         draw = np.random.default_rng(seed)
-        return [self.example(self.meaning(draw), *directions[i % len(directions)]) for i in range(number)]
+        return [self.example(self.draw_meaning(draw), *directions[i % len(directions)]) for i in range(number)]
 
 
 def ask(sentence: str, target: int) -> str:

@@ -34,7 +34,7 @@ def example(noise: float = 0.5, *, width: int = 5, pairs: int = 40, tasks: int =
     errors = {name: (each - y).square().mean(0) for name, each in predictions.items()}
     steps = sorted({n for n in (0, 1, 2, width, width + 1, 10, 20, pairs) if n <= pairs})
     rows = [[n, *(float(each[n]) for each in errors.values())] for n in steps]
-    trained, ratio, million = stored(noise) if width == 5 else ([], None, None)
+    trained, ratio, million = stored_errors(noise) if width == 5 else ([], None, None)
 
     def draw() -> Any:
         figure, axes = new(1, 1, 7, 3.8)
@@ -73,7 +73,7 @@ def example(noise: float = 0.5, *, width: int = 5, pairs: int = 40, tasks: int =
     return Shown(says, tables, draw)
 
 
-def stored(noise: float) -> tuple[list[tuple[int, float, float]], float | None, float | None]:
+def stored_errors(noise: float) -> tuple[list[tuple[int, float, float]], float | None, float | None]:
     """Return (pairs, error of the trained GPT-2, error of Bayes), the largest ratio and the millions of tasks."""
     run = judged_run(read("in-context-regression"))
     figures: dict[str, float] = (run or {}).get("figures") or {}

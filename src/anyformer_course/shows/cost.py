@@ -13,10 +13,10 @@ from typing import Any
 
 import anyformer as af
 from anyformer import families
-from anyformer.counting.forward_cost import forward_cost
 from anyformer.look import figures
 from anyformer.models import Model
 from anyformer.specs.codec import override
+from anyformer_course.lab.forward_cost import forward_cost
 from anyformer_course.shown import Shown, Table
 
 WIDTH, HEADS, DEPTH, VOCAB = 256, 4, 2, 500

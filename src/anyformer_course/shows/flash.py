@@ -22,7 +22,7 @@ LENGTHS = (512, 1024, 2048, 4096)
 def example(text: str = "the cat sat on the mat and the dog sat down too", *, block: int = 3, seed: int = 0) -> Shown:
     """Let the last word attend to the text in blocks of `block` keys; then count memory with and without scores."""
     from anyformer import families
-    from anyformer.counting.forward_cost import forward_cost
+    from anyformer_course.lab.forward_cost import forward_cost
 
     words, x = vectors(text, 4, seed)
     if not 1 <= block <= len(words):

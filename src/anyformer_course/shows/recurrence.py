@@ -18,7 +18,7 @@ KINDS = ("attention", "lstm", "gru", "rwkv", "mamba")
 def example(text: str = "the cat sat down", *, lengths: tuple[int, ...] = (16, 32), width: int = 64) -> Shown:
     """Count two layers of each kind on a text of as many tokens as `text` has words, and on longer texts."""
     import anyformer as af
-    from anyformer.counting.forward_cost import forward_cost
+    from anyformer_course.lab.forward_cost import forward_cost
 
     numbers = (len(text.split()), *lengths)
     if min(numbers) < 2:

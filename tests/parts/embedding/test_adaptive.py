@@ -88,7 +88,7 @@ def test_mistakes() -> None:
         ({"widths": (16, 8)}, "widths has 2 values.* 3 clusters"),
         ({"cutoffs": (18, 8)}, "cutoffs are 18, 8; they must increase"),
         ({"cutoffs": (8, 30)}, "cutoffs are 8, 30; .*below vocab_size 30"),
-        ({"widths": (16, 0, 1)}, "each must be at least 1"),
+        ({"widths": (16, 0, 1)}, "it must be at least 1"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=line):
             TOKENS.replace(**wrong)

@@ -593,7 +593,7 @@ def test_every_parameter_learns(scheme: dict[str, Any]) -> None:
     (lambda: LinearScaling(factor=0.0), "LinearScaling.factor is 0.0"),
     (lambda: DynamicScaling(factor=0.0, length=9), "DynamicScaling.factor is 0.0"),
     (lambda: YarnScaling(factor=2.0, length=0), "YarnScaling.length is 0"),
-    (lambda: LongScaling(short=(1.0, 0.0), long=(1.0, 2.0), length=9), "LongScaling.short and long must"),
+    (lambda: LongScaling(short=(1.0, 0.0), long=(1.0, 2.0), length=9), "LongScaling.short.1 is 0.0"),
     (lambda: Rope(scaling=LongScaling(short=(1.0, 2.0), long=(1.0,), length=9)).build(Site(width=6, address="a.b")),
      "a.b: LongScaling.short has 2 factors for 3 pairs"),
     (lambda: ProportionalScaling(share=1.5), "ProportionalScaling.share is 1.5"),

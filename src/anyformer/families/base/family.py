@@ -49,6 +49,13 @@ class Size:
     note: str = ""
 
 
+def size_table(fields: str, rows: Mapping[str, tuple[Any, ...]], **shared: Any) -> dict[str, Size]:
+    """Return a size per row, which has the values of `fields` (names separated by spaces), then the number of
+    parameters and a note. All sizes have the `shared` values."""
+    names = fields.split()
+    return {name: Size({**dict(zip(names, row)), **shared}, *row[len(names) :]) for name, row in rows.items()}
+
+
 # endings of tensor names in checkpoints before 2019, in all families; the names are TensorFlow's
 LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 

@@ -37,8 +37,7 @@ from anyformer.parts.position.rotary import RopeModule
 from anyformer.runtime.context import Context
 from anyformer.runtime.stores import PerMemory, PerToken, Static
 from anyformer.runtime.taps import MIXER, TapNames
-from anyformer.specs.field_types import Chance, Count, Positive
-from anyformer.specs.messages import quote
+from anyformer.specs.field_types import QKVO, Chance, Count, Positive
 from anyformer.specs.part import Sees, Site, farthest
 
 
@@ -65,7 +64,7 @@ class Attention(
     num_kv_heads: Count | None = None  # fewer: grouped-query [Ainslie et al. 2023]; 1: multi-query [Shazeer 2019]
     head_width: Count | None = None  # default: width / num_heads
     value_width: Count | None = None  # width of a head's values; default: head_width
-    bias: str = "qkvo"  # projections that have a bias
+    bias: QKVO = "qkvo"  # projections that have a bias
     mask: Mask = FULL
     position: AttentionPosition | None = None
     scale: Positive | None = None  # factor of the scores; default: 1 / sqrt(head_width)
@@ -81,8 +80,6 @@ class Attention(
             raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         if sum(isinstance(change, HeadMixing) for change in self.scores) > 1:
             raise ValueError("Attention.scores: at most one change can mix heads")
-        if set(self.bias) - set("qkvo"):
-            raise ValueError(f"Attention.bias is {quote(self.bias)}; use only letters of 'qkvo'")
         if isinstance(self.position, HeadwisePosition) and self.position.num_heads != self.num_heads:
             heads = self.position.num_heads
             raise ValueError(f"Attention.position.num_heads is {heads}; it must equal num_heads, {self.num_heads}")

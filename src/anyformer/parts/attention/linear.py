@@ -22,7 +22,7 @@ from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context
 from anyformer.runtime.stores import PerRow
 from anyformer.runtime.taps import MIXER, TapNames, convert_listener
-from anyformer.specs.field_types import Chance, Count
+from anyformer.specs.field_types import QKVO, Chance, Count
 from anyformer.specs.messages import quote
 from anyformer.specs.part import LayerSharing, Part, Site
 
@@ -33,11 +33,7 @@ class Projections(Op):
     """A mixer with query, key, value and output projections, named as in Attention."""
 
     num_heads: Count
-    bias: str = "qkvo"  # projections that have a bias
-
-    def check(self) -> None:
-        if set(self.bias) - set("qkvo"):
-            raise ValueError(f"{type(self).__name__}.bias is {quote(self.bias)}; use only letters of 'qkvo'")
+    bias: QKVO = "qkvo"  # projections that have a bias
 
 
 class ProjectionsModule(InHeads):
@@ -139,11 +135,8 @@ class EluFeatures(Features, sees="itself", called=("ELU kernel",)):
     def width(self, head_width: int) -> int:
         return head_width
 
-    def build(self, site: Site) -> nn.Module:
-        return EluFeaturesModule()
 
-
-class EluFeaturesModule(nn.Module):
+class EluFeaturesModule(PartModule, of=EluFeatures):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return F.elu(x) + 1, None
 

@@ -25,7 +25,7 @@ from anyformer.runtime.context import Context
 from anyformer.runtime.stores import PerToken
 from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.runtime.visibility import begins
-from anyformer.specs.field_types import Chance, Count, Natural
+from anyformer.specs.field_types import Chance, Count, Even, Natural
 from anyformer.specs.part import Sees, Site
 
 MASKS = {True: (CAUSAL, repr(CAUSAL)), False: (FULL, repr(FULL))}
@@ -237,7 +237,7 @@ class LSHAttention(InChunks, sees="past", called=("Reformer", "hashing attention
     With `causal` this depends only on the past, so decoding step by step gives the same result."""
 
     rounds: Count = 4  # rounds of hashing, each with its own rotations
-    buckets: tuple[int, ...] | None = (64,)  # even; several numbers are multiplied; None: two per chunk of the row
+    buckets: tuple[Even, ...] | None = (64,)  # several numbers are multiplied; None: two per chunk of the row
     longest: Count | None = None  # maximum length of a row, needed if buckets is None
     own_bucket: bool = False  # see only tokens of the same bucket
     # drawn with the weights and saved, drawn with this seed (the same in every layer), or drawn in every training pass
@@ -250,8 +250,8 @@ class LSHAttention(InChunks, sees="past", called=("Reformer", "hashing attention
                 raise ValueError(
                     "LSHAttention.buckets is None: set longest, rotations='fresh' or a seed, own_bucket=False"
                 )
-        elif not self.buckets or any(count < 2 or count % 2 for count in self.buckets):
-            raise ValueError(f"LSHAttention.buckets is {self.buckets}; it must contain even numbers above 0")
+        elif not self.buckets:
+            raise ValueError("LSHAttention.buckets is empty; give one or more even numbers")
         elif math.prod(self.buckets) >= 2**31:
             raise ValueError(f"LSHAttention.buckets is {self.buckets}; their product must be below 2^31")
         if self.own_bucket and (self.loose or self.multiple):

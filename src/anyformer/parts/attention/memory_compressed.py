@@ -25,8 +25,7 @@ from anyformer.runtime.context import Context, select_tokens
 from anyformer.runtime.stores import PerRow, Store
 from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.runtime.visibility import see, text_positions
-from anyformer.specs.field_types import Chance, Count
-from anyformer.specs.messages import quote
+from anyformer.specs.field_types import QKVO, Chance, Count
 from anyformer.specs.part import Site
 
 # -- within blocks -----------------------------------------------------------------------------------------------------
@@ -91,12 +90,8 @@ class CompressedAttention(Op, sees="past", called=("memory-compressed attention"
     num_heads: Count
     kernel: Count = 3
     stride: Count = 3
-    bias: str = "qkvo"  # projections that have a bias; the convolutions always have one
+    bias: QKVO = "qkvo"  # projections that have a bias; the convolutions always have one
     dropout: Chance = 0.0  # on the attention weights
-
-    def check(self) -> None:
-        if set(self.bias) - set("qkvo"):
-            raise ValueError(f"CompressedAttention.bias is {quote(self.bias)}; use only letters of 'qkvo'")
 
 
 class CompressedAttentionModule(InHeads, of=CompressedAttention):

@@ -16,7 +16,7 @@ from anyformer.parts.mask import FULL
 from anyformer.parts.op import InHeads, Op
 from anyformer.runtime.context import Context
 from anyformer.runtime.taps import MIXER, TapNames
-from anyformer.specs.field_types import Count
+from anyformer.specs.field_types import Count, Odd
 from anyformer.specs.part import Site
 
 
@@ -27,14 +27,12 @@ class NystromAttention(Op, sees="all", called=("Nystromformer", "landmark attent
     num_heads: Count
     length: Count
     landmarks: Count
-    taps: Count | None = None  # size (odd) of a depthwise convolution of the values that is added to the result
+    taps: Odd | None = None  # size of a depthwise convolution of the values that is added to the result
     rounds: Count = 6  # iterations that approximate the inverse
 
     def check(self) -> None:
         if self.length % self.landmarks:
             raise ValueError(f"NystromAttention.length is {self.length}; use a multiple of landmarks, {self.landmarks}")
-        if self.taps is not None and self.taps % 2 == 0:
-            raise ValueError(f"NystromAttention.taps is {self.taps}; it must be odd to keep the length")
 
     @property
     def causal_alternative(self) -> str:

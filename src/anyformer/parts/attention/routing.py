@@ -16,7 +16,7 @@ from anyformer.parts.init import Normal
 from anyformer.parts.op import Op
 from anyformer.runtime.context import Context
 from anyformer.runtime.taps import MIXER, Listener, TapNames
-from anyformer.specs.field_types import Chance, Count
+from anyformer.specs.field_types import Chance, Count, Fraction
 from anyformer.specs.part import Sees, Site
 
 
@@ -31,14 +31,10 @@ class RoutingAttention(Op, sees="past", called=("Routing Transformer", "k-means 
     num_heads: Count
     clusters: Count = 16  # clusters per head
     window: Count = 64  # tokens that a token sees per cluster
-    decay: float = 0.999  # share of a centre that a training step keeps; the rest is the mean of its nearest tokens
+    decay: Fraction = 0.999  # share of a centre that a training step keeps; the rest is the mean of its nearest tokens
     causal: bool = False  # see only earlier tokens
     bias: bool = False  # bias of the projections
     dropout: Chance = 0.0  # on the attention weights
-
-    def check(self) -> None:
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"RoutingAttention.decay is {self.decay}; it must be in [0, 1]")
 
     def reaches(self) -> Sees | None:
         return "past" if self.causal else "all"

@@ -80,9 +80,6 @@ class ScaleByLayer(ScoreChange, sees="itself"):
 class ScaleByLayerModule(PartModule, of=ScaleByLayer):
     silent = True  # `factor` is part of the scale: there is nothing to compute or trace
 
-    def __init__(self, part: ScaleByLayer, site: Site) -> None:
-        super().__init__()
-
 
 class LearnedScale(QueryChange, sees="itself"):
     """Multiplies the scores of each head by a learned number of at most `most`; used with cosines of queries and keys
@@ -149,9 +146,6 @@ class Entmax(Normalizer, sees="itself"):
 
 
 class EntmaxModule(PartModule, of=Entmax):
-    def __init__(self, part: Entmax, site: Site) -> None:
-        super().__init__()
-
     def forward(self, scores: Tensor) -> Tensor:
         return entmax(scores)
 
@@ -161,9 +155,6 @@ class Sparsemax(Normalizer, sees="itself"):
 
 
 class SparsemaxModule(PartModule, of=Sparsemax):
-    def __init__(self, part: Sparsemax, site: Site) -> None:
-        super().__init__()
-
     def forward(self, scores: Tensor) -> Tensor:
         return sparsemax(scores)
 

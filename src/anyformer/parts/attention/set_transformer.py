@@ -20,8 +20,7 @@ from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.runtime.context import Context, Memory
 from anyformer.runtime.taps import MIXER, TapNames
-from anyformer.specs.field_types import Chance, Count
-from anyformer.specs.messages import quote
+from anyformer.specs.field_types import QKVO, Chance, Count
 from anyformer.specs.part import LayerSharing, Part, Site
 
 
@@ -67,12 +66,10 @@ class Seeds(Part, sees="itself", called=("PMA", "pooling by multi-head attention
     before: FeedForward | None = None  # applied to each token first
     feedforward: FeedForward | None = None
     norm: Norm | None = LayerNorm()
-    bias: str = "qkvo"  # projections that have a bias
+    bias: QKVO = "qkvo"  # projections that have a bias
     dropout: Chance = 0.0  # on the attention weights
 
     def check(self) -> None:
-        if set(self.bias) - set("qkvo"):
-            raise ValueError(f"Seeds.bias is {quote(self.bias)}; use only letters of 'qkvo'")
         for name in ("before", "feedforward"):
             if getattr(getattr(self, name), "out", None) is not None:
                 raise ValueError(f"Seeds.{name}.out: the vectors keep their width; do not set it")

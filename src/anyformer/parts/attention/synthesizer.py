@@ -20,8 +20,7 @@ from anyformer.parts.op import InHeads, Op
 from anyformer.runtime.context import Context
 from anyformer.runtime.stores import PerToken
 from anyformer.runtime.taps import MIXER, TapNames
-from anyformer.specs.field_types import Chance, Count
-from anyformer.specs.messages import quote
+from anyformer.specs.field_types import QKVO, Chance, Count
 from anyformer.specs.part import Site
 
 
@@ -37,13 +36,9 @@ class Synthesizer(Op, sees="past", called=("dense synthesizer", "random synthesi
     scores: Literal["dense", "random", "factorized"] = "dense"
     products: Literal["none", "plus", "alpha"] = "none"
     rank: Count = 16
-    bias: str = "qkvo"  # projections that have a bias
+    bias: QKVO = "qkvo"  # projections that have a bias
     mask: Mask = FULL
     dropout: Chance = 0.0  # on the attention weights
-
-    def check(self) -> None:
-        if set(self.bias) - set("qkvo"):
-            raise ValueError(f"Synthesizer.bias is {quote(self.bias)}; use only letters of 'qkvo'")
 
     @property
     def bias_heads(self) -> int | None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from anyformer.parts.base import PartModule
 from anyformer.parts.embedding.text import Tokens, check_ids
 from anyformer.parts.init import Normal
+from anyformer.specs.field_types import Count
 from anyformer.specs.part import Part, Site
 
 
@@ -23,8 +24,6 @@ def check_clusters(part: Part, vocab_size: int, cutoffs: tuple[int, ...], widths
     kind = type(part).__name__
     if len(widths) != len(cutoffs) + 1:
         raise ValueError(f"{kind}.widths has {len(widths)} values, but the cutoffs make {len(cutoffs) + 1} clusters")
-    if any(width < 1 for width in widths):
-        raise ValueError(f"{kind}.widths are {', '.join(map(str, widths))}; each must be at least 1")
     if any(a >= b for a, b in itertools.pairwise((0, *cutoffs, vocab_size))):
         values = ", ".join(map(str, cutoffs))
         raise ValueError(f"{kind}.cutoffs are {values}; they must increase, above 0 and below vocab_size {vocab_size}")
@@ -61,7 +60,7 @@ class Cluster(nn.Module):
 class AdaptiveTokens(Tokens, sees="itself", called=("adaptive input", "factorized embedding (widths=(128,))")):
     """One learned vector per token. Its width depends on the token's cluster; it is projected to the model's width."""
 
-    widths: tuple[int, ...]  # of each cluster's vectors
+    widths: tuple[Count, ...]  # of each cluster's vectors
     cutoffs: tuple[int, ...] = ()  # first token id of each cluster after the first
 
     def check(self) -> None:

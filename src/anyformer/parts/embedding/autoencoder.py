@@ -22,7 +22,7 @@ from anyformer.parts.grid.windows import Grid
 from anyformer.parts.init import Kaiming
 from anyformer.runtime.context import Context
 from anyformer.runtime.state import State
-from anyformer.specs.field_types import Count
+from anyformer.specs.field_types import Count, Odd
 from anyformer.specs.part import Site
 
 
@@ -32,12 +32,10 @@ class ConvEmbedding(GridEmbedding, sees="all", called=("convolutional encoder", 
 
     widths: tuple[int, ...] = (256, 512, 1024, 2048)
     blocks: Count = 2  # per stage
-    kernel: int = 7  # of the first convolution
+    kernel: Odd = 7  # of the first convolution
 
     def check(self) -> None:
         check_stages("ConvEmbedding", self.widths, self.blocks)
-        if self.kernel % 2 == 0:
-            raise ValueError(f"ConvEmbedding.kernel is {self.kernel}; it must be odd (centred on a pixel)")
         if any(side < self.factor or side % self.factor for side in self.image_size):
             size = " x ".join(map(str, self.image_size))
             stages = len(self.widths)

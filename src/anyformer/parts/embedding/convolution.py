@@ -16,7 +16,7 @@ from anyformer.parts.grid.convolution import Convolution, ConvolutionChain, chec
 from anyformer.runtime.context import Context
 from anyformer.runtime.grid import Grid
 from anyformer.runtime.state import State
-from anyformer.specs.field_types import Count
+from anyformer.specs.field_types import Count, Odd
 from anyformer.specs.part import Site
 
 
@@ -60,8 +60,8 @@ class ConvolutionEmbedding(GridEmbedding, sees="all", called=("ResNet stem",)):
     any_size: ClassVar[bool] = True
 
     layers: tuple[Convolution, ...]
-    pool: Count | None = 3  # kernel size of the max pooling; None: no pooling
-    image_size: tuple[int, int] = (224, 224)  # used to count FLOPs and memory
+    pool: Odd | None = 3  # kernel size of the max pooling; None: no pooling
+    image_size: tuple[Count, Count] = (224, 224)  # used to count FLOPs and memory
 
     @property
     def grid(self) -> Grid:
@@ -72,8 +72,6 @@ class ConvolutionEmbedding(GridEmbedding, sees="all", called=("ResNet stem",)):
 
     def check(self) -> None:
         check_layers(self)
-        if min(self.image_size) < 1 or (self.pool is not None and self.pool % 2 == 0):
-            raise ValueError("ConvolutionEmbedding needs images of at least one pixel and an odd pool")
 
 
 class ConvolutionEmbeddingModule(ConvolutionChain, of=ConvolutionEmbedding):

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from anyformer.specs.part import Part, Site
+from anyformer.parts.base import PartModule
+from anyformer.specs.part import Part
 
 
 class SegmentIds(Part):
@@ -23,11 +24,8 @@ class SegmentIds(Part):
 class TokenSegments(SegmentIds, sees="itself"):
     """Segment ids are rows of the token table (GPT-2)."""
 
-    def build(self, site: Site) -> nn.Module:
-        return TokenSegmentsModule()
 
-
-class TokenSegmentsModule(nn.Module):
+class TokenSegmentsModule(PartModule, of=TokenSegments):
     silent = True  # has no value of its own to trace
 
     def forward(self, x: Tensor, ids: Tensor, vectors: Callable[[Tensor], Tensor]) -> Tensor:
@@ -39,11 +37,8 @@ class IgnoredSegments(SegmentIds, sees="itself"):
 
     used: ClassVar[bool] = False
 
-    def build(self, site: Site) -> nn.Module:
-        return IgnoredSegmentsModule()
 
-
-class IgnoredSegmentsModule(nn.Module):
+class IgnoredSegmentsModule(PartModule, of=IgnoredSegments):
     silent = True
 
     def forward(self, x: Tensor, ids: Tensor, vectors: Callable[[Tensor], Tensor]) -> Tensor:

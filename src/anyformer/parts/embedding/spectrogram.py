@@ -20,7 +20,7 @@ from anyformer.parts.position.absolute import add_position
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import check_shape
 from anyformer.runtime.state import State
-from anyformer.specs.field_types import Chance, Count
+from anyformer.specs.field_types import Chance, Count, Odd
 from anyformer.specs.part import Site
 
 
@@ -42,8 +42,8 @@ class SpectrogramEmbedding(Embedding, sees="all", called=("log-mel spectrogram",
     causal_alternative: ClassVar[str] = "Vectors()"
 
     channels: Count = 80
-    kernel: Count = 3
-    strides: tuple[int, ...] = (1, 2)
+    kernel: Odd = 3
+    strides: tuple[Count, ...] = (1, 2)
     activation: Activation = "gelu"
     augment: SpecAugment | None = None
     position: AbsolutePosition | None = None
@@ -51,10 +51,8 @@ class SpectrogramEmbedding(Embedding, sees="all", called=("log-mel spectrogram",
     dropout: Chance = 0.0
 
     def check(self) -> None:
-        if not self.strides or min(self.strides) < 1:
-            raise ValueError("SpectrogramEmbedding.strides needs one or more values, each at least 1")
-        if self.kernel % 2 == 0:
-            raise ValueError(f"SpectrogramEmbedding.kernel is {self.kernel}; it must be odd (centred on a frame)")
+        if not self.strides:
+            raise ValueError("SpectrogramEmbedding.strides is empty; give one stride per convolution")
         if self.whole and self.max_length is None:
             raise ValueError("SpectrogramEmbedding.whole needs a position with a fixed length")
 

@@ -17,7 +17,7 @@ from anyformer.parts.init import Kaiming
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import check_shape
 from anyformer.runtime.state import State
-from anyformer.specs.field_types import Chance, Count
+from anyformer.specs.field_types import Chance, Count, Odd
 from anyformer.specs.part import Site
 
 
@@ -32,7 +32,7 @@ class SubsampledSpectrogram(Embedding, sees="all", called=("convolution subsampl
     channels: Count = 80  # M
     depth: Count = 3
     width: Count = 256  # C
-    kernel: Count = 3
+    kernel: Odd = 3
     stride: Count = 2
     separable: bool = True
     scale: float | None = None  # factor of the output vectors
@@ -40,8 +40,6 @@ class SubsampledSpectrogram(Embedding, sees="all", called=("convolution subsampl
     dropout: Chance = 0.0
 
     def check(self) -> None:
-        if self.kernel % 2 == 0:
-            raise ValueError(f"SubsampledSpectrogram.kernel is {self.kernel}; it must be odd (centred on a frame)")
         if self.output_length(self.channels) < 1:
             raise ValueError(f"SubsampledSpectrogram: no channels remain of {self.channels}; use a smaller depth")
 

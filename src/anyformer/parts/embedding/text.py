@@ -25,7 +25,7 @@ from anyformer.runtime.inputs import boolean_mask, check_shape
 from anyformer.runtime.state import State
 from anyformer.runtime.stores import PerToken
 from anyformer.runtime.visibility import first_of_document
-from anyformer.specs.field_types import Chance, Count
+from anyformer.specs.field_types import Chance, Count, Natural
 from anyformer.specs.part import Part, Sees, Site, farthest, walk
 
 # requirement of a Part -> an embedding that provides it
@@ -99,7 +99,7 @@ class TextEmbedding(Embedding, sees="itself"):
 
     tokens: Tokens
     position: AbsolutePosition | None = None
-    segments: int | SegmentIds = 0  # number of segment vectors (BERT's A and B), or a different meaning of their ids
+    segments: Natural | SegmentIds = 0  # number of segment vectors (BERT's A and B), or another meaning of their ids
     norm: Norm | None = None
     dropout: Chance = 0.0
     project_bias: bool = True  # of the projection, if tokens.width is set
@@ -108,8 +108,6 @@ class TextEmbedding(Embedding, sees="itself"):
     scale: float | None = None  # factor of the token vectors or inputs_embeds
 
     def check(self) -> None:
-        if isinstance(self.segments, int) and self.segments < 0:
-            raise ValueError(f"{type(self).__name__}.segments is {self.segments}; it must be at least 0")
         kind, numbering = type(self).__name__, type(self.numbering).__name__
         if sorted(self.order) != sorted(STEPS):
             raise ValueError(f"{kind}.order is {', '.join(self.order)}; it must contain {', '.join(STEPS)} once each")

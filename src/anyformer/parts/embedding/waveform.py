@@ -32,9 +32,9 @@ class ConvolutionStem(Part, sees="all", called=("wav2vec",)):
     """Strided convolutions over the samples, without padding [Baevski et al. 2020]. `norm` is `group` (after the first
     layer, each channel over the whole row) or `layer` (after every layer, each frame over its channels)."""
 
-    widths: tuple[int, ...]
-    kernels: tuple[int, ...]
-    strides: tuple[int, ...]
+    widths: tuple[Count, ...]
+    kernels: tuple[Count, ...]
+    strides: tuple[Count, ...]
     norm: Literal["group", "layer"] = "group"
     activation: Activation = "gelu"
     bias: bool = False
@@ -43,8 +43,6 @@ class ConvolutionStem(Part, sees="all", called=("wav2vec",)):
         if not len(self.widths) == len(self.kernels) == len(self.strides) > 0:
             sizes = f"{len(self.widths)} widths, {len(self.kernels)} kernels, {len(self.strides)} strides"
             raise ValueError(f"ConvolutionStem has {sizes}; give the same number of each, at least one")
-        if min(*self.widths, *self.kernels, *self.strides) < 1:
-            raise ValueError("ConvolutionStem: widths, kernels and strides must be at least 1")
 
     @property
     def hop(self) -> int:

@@ -18,7 +18,7 @@ from anyformer.parts.op import Op
 from anyformer.parts.unused import PartlyUsed
 from anyformer.runtime.context import Context
 from anyformer.runtime.taps import TapNames
-from anyformer.specs.field_types import Count
+from anyformer.specs.field_types import Count, Even
 from anyformer.specs.part import Site
 
 
@@ -30,13 +30,11 @@ class ProductKeyMemory(Op, sees="itself", called=("product keys", "PKM")):
     keys: Count  # n, keys per half: there are n^2 slots
     num_heads: Count = 4
     top_k: Count = 32  # k, slots per head
-    query_width: int = 256  # W, of both halves together
+    query_width: Even = 256  # W, of both halves together
     norm: Norm | None = LayerNorm()
     bias: bool = True  # bias of the query projection
 
     def check(self) -> None:
-        if self.query_width < 2 or self.query_width % 2:
-            raise ValueError(f"ProductKeyMemory.query_width is {self.query_width}; it must be even and at least 2")
         if self.top_k > self.keys:
             raise ValueError(f"ProductKeyMemory.top_k is {self.top_k}; it must be at most keys, {self.keys}")
 

@@ -23,7 +23,7 @@ from anyformer.parts.norm import BatchNorm, Norm
 from anyformer.parts.op import Op, Reshaping
 from anyformer.runtime.context import Context
 from anyformer.runtime.grid import Grid, Sides, as_image
-from anyformer.specs.field_types import Count
+from anyformer.specs.field_types import Count, Odd
 from anyformer.specs.part import Part, Site, walk
 
 
@@ -51,16 +51,12 @@ class GridLayer(Part):
 class Convolution(GridLayer, sees="all"):
     """A zero-padded 2-D convolution over the grid, then a norm and an activation."""
 
-    kernel: Count = 3
+    kernel: Odd = 3
     width: Count | None = None  # output channels; default: the width of the surrounding block
     stride: Count = 1
     bias: bool = False
     norm: Norm | None = BatchNorm()
     activation: Activation = "relu"
-
-    def check(self) -> None:
-        if self.kernel % 2 == 0:
-            raise ValueError(f"Convolution.kernel is {self.kernel}; it must be odd (centred on a pixel)")
 
     def out_width(self, width: int, default: int | None = None) -> int:
         return self.width or default or width
@@ -251,11 +247,11 @@ class LayersDown(Down, sees="all", called=("stem",)):
 
     width: Count
     layers: tuple[GridLayer, ...]
-    pool: Count | None = None  # kernel size of the max pooling; None: no pooling
+    pool: Odd | None = None  # kernel size of the max pooling; None: no pooling
 
     def check(self) -> None:
-        if not self.layers or (self.pool is not None and self.pool % 2 == 0):
-            raise ValueError("LayersDown needs at least one layer and an odd pool")
+        if not self.layers:
+            raise ValueError("LayersDown.layers is empty; give at least one layer")
 
     def coarser(self, grid: Grid) -> Grid:
         for layer in self.layers:

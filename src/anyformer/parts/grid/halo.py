@@ -7,7 +7,7 @@ per block, H heads, K head width, V value width, C channels, D width.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,7 @@ from anyformer.parts.op import InHeads, Reshaping
 from anyformer.runtime.context import Context
 from anyformer.runtime.grid import Grid, Sides, layout, partition
 from anyformer.runtime.taps import MIXER, TapNames
-from anyformer.specs.field_types import Chance, Count, Natural
-from anyformer.specs.messages import quote
+from anyformer.specs.field_types import Chance, Count, Letters, Natural
 from anyformer.specs.part import Site
 
 
@@ -43,7 +42,7 @@ class HaloAttention(
     block: Count = 1
     halo: Natural = 3
     step: Count = 1  # only every `step`-th row and column of queries is computed (a coarser grid); must divide `block`
-    bias: str = ""  # which of the projections q, k and v have a bias
+    bias: Annotated[str, Letters("qkv")] = ""  # which of the projections q, k and v have a bias
     relative: bool = True  # add the relative positions r
     scale: float = 1.0  # factor of the scores; the paper uses none
     dropout: Chance = 0.0  # on the attention weights
@@ -51,8 +50,6 @@ class HaloAttention(
     def check(self) -> None:
         if self.block % self.step:
             raise ValueError(f"HaloAttention.step is {self.step}; it must divide the block of {self.block}")
-        if set(self.bias) - set("qkv"):
-            raise ValueError(f"HaloAttention.bias is {quote(self.bias)}; use only letters of 'qkv'")
 
     @property
     def stride(self) -> Sides:

@@ -18,7 +18,7 @@ from anyformer.parts.op import InHeads, Reshaping
 from anyformer.runtime.context import Context
 from anyformer.runtime.grid import Grid, Sides, layout
 from anyformer.runtime.taps import MIXER, TapNames
-from anyformer.specs.field_types import Chance, Count
+from anyformer.specs.field_types import Chance, Count, Odd
 from anyformer.specs.part import Site
 
 LIKENESS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -38,15 +38,11 @@ class LocalRelation(Reshaping, sees="all", called=("LR-Net", "pixel attention", 
     causal_alternative: ClassVar[str] = "Attention(num_heads=..., mask=Causal() & Window(size=...))"
 
     num_heads: Count  # groups of channels
-    size: Count = 7  # side of the neighbourhood
+    size: Odd = 7  # side of the neighbourhood
     step: Count = 1  # only every `step`-th row and column of queries is computed (a coarser grid)
     likeness: Literal["square", "distance", "product"] = "square"  # -(q - k)^2, -|q - k| or q k
     prior: Count | None = 16  # inner width of the MLP of offsets; None: no MLP
     dropout: Chance = 0.0  # on the attention weights
-
-    def check(self) -> None:
-        if self.size % 2 == 0:
-            raise ValueError(f"LocalRelation.size is {self.size}; it must be odd (centred on a pixel)")
 
     @property
     def stride(self) -> Sides:

@@ -23,8 +23,7 @@ from anyformer.parts.position.grid import GridVectors
 from anyformer.runtime.context import Context, leading_pads
 from anyformer.runtime.grid import NEEDS, KeyGrid, Layout, Sides, laid_out, layout, on_grid, with_stride
 from anyformer.runtime.taps import MIXER, TapNames
-from anyformer.specs.field_types import Chance, Count
-from anyformer.specs.messages import quote
+from anyformer.specs.field_types import QKVO, Chance, Count
 from anyformer.specs.part import Part, Site
 
 POOLS: dict[str, dict[int, Callable[..., Tensor]]] = {
@@ -95,15 +94,13 @@ class PooledAttention(Reshaping, sees="all", called=("MViT", "pooling attention"
     num_heads: Count
     queries: GridPool | None = None
     keys: GridPool | None = None  # of keys and values, with separate weights
-    bias: str = "qkvo"  # which projections have a bias
+    bias: QKVO = "qkvo"  # which projections have a bias
     position: GridVectors | None = None
     # add the pooled queries to the output [Li et al. 2022]; "rest": except for the first (class) token
     add_queries: Literal["none", "rest", "all"] = "none"
     dropout: Chance = 0.0  # on the attention weights
 
     def check(self) -> None:
-        if set(self.bias) - set("qkvo"):
-            raise ValueError(f"PooledAttention.bias is {quote(self.bias)}; use only letters of 'qkvo'")
         if len({*self.sides}) > 1:
             raise ValueError("PooledAttention: queries, keys and position must all be for images or all for videos")
         if self.queries is not None and any(size % 2 == 0 for size in self.queries.kernel):

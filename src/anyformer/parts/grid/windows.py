@@ -18,6 +18,7 @@ from anyformer.parts.op import Op
 from anyformer.parts.position.grid import GridBias
 from anyformer.runtime.context import Context
 from anyformer.runtime.grid import Grid, partition
+from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.part import Site, walk
 
 
@@ -30,13 +31,13 @@ class Windows(Op, sees="all", called=("Swin", "shifted windows", "window attenti
     causal_alternative: ClassVar[str] = "Attention(num_heads=..., mask=Causal() & Window(size=...))"
 
     mixer: Op
-    size: int
-    shift: int = 0
+    size: Count
+    shift: Natural = 0
     fixed: bool = False  # zero-pad a grid that is smaller than a window; False: shrink the window to the grid
 
     def check(self) -> None:
-        if self.size < 1 or not 0 <= self.shift < self.size:
-            raise ValueError(f"Windows.shift is {self.shift}; it must be at least 0 and below size {self.size}")
+        if self.shift >= self.size:
+            raise ValueError(f"Windows.shift is {self.shift}; it must be below size {self.size}")
         for path, part in walk(self.mixer, "mixer"):
             if isinstance(part, Op) and part.reads_grid:
                 kind = type(part).__name__

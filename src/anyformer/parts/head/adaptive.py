@@ -19,7 +19,7 @@ class AdaptiveHead(LMHead, sees="itself", called=("adaptive softmax",)):
     """Scores over a vocabulary that is divided into clusters. One softmax covers the tokens of the first
     cluster and one entry per other cluster; each of these has its own softmax over its tokens."""
 
-    widths: tuple[int, ...]  # of each cluster's vectors
+    widths: tuple[Count, ...]  # of each cluster's vectors
     cutoffs: tuple[int, ...] = ()  # first token id of each cluster after the first
     hierarchical: bool = True  # False: one softmax over the tokens of all clusters
 

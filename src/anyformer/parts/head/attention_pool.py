@@ -18,8 +18,7 @@ from anyformer.parts.head.pooling import Pooling
 from anyformer.parts.init import Kaiming
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.runtime.context import Context
-from anyformer.specs.field_types import Chance, Count
-from anyformer.specs.messages import quote
+from anyformer.specs.field_types import QKVO, Chance, Count
 from anyformer.specs.part import Site
 
 
@@ -30,12 +29,10 @@ class AttentionPool(Pooling, called=("attention pooling", "MAP head", "multihead
     num_heads: Count
     feedforward: FeedForward | None = None
     norm: Norm | None = LayerNorm()  # before the feed-forward layer
-    bias: str = "qkvo"  # projections that have a bias
+    bias: QKVO = "qkvo"  # projections that have a bias
     dropout: Chance = 0.0  # on the attention weights
 
     def check(self) -> None:
-        if set(self.bias) - set("qkvo"):
-            raise ValueError(f"AttentionPool.bias is {quote(self.bias)}; use only letters of 'qkvo'")
         if isinstance(self.feedforward, MLP) and self.feedforward.out is not None:
             raise ValueError("AttentionPool.feedforward.out: the vector keeps its width; do not set it")
 

@@ -24,11 +24,8 @@ class ImageOutput(Head):
 
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
 
-    def build(self, site: Site) -> nn.Module:
-        return ImageOutputModule()
 
-
-class ImageOutputModule(HeadModule):
+class ImageOutputModule(HeadModule, of=ImageOutput):
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         return {"last_hidden_state": as_image(x, ctx.extra(Grid)), "pooler_output": x.mean(1)[..., None, None]}
 

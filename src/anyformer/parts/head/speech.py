@@ -87,11 +87,8 @@ class SpeechOutput(Head):
 
     requires: ClassVar[tuple[str, ...]] = ("a waveform",)
 
-    def build(self, site: Site) -> nn.Module:
-        return SpeechOutputModule()
 
-
-class SpeechOutputModule(HeadModule):
+class SpeechOutputModule(HeadModule, of=SpeechOutput):
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         return {"last_hidden_state": x, "extract_features": ctx.shared["extract_features"]}
 

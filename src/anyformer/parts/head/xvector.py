@@ -26,9 +26,9 @@ class XVectorHead(Head, sees="all"):
     inputs: ClassVar[tuple[str, ...]] = ("labels",)
 
     num_labels: Count
-    widths: tuple[int, ...] = (512, 512, 512, 512, 1500)
-    kernels: tuple[int, ...] = (5, 3, 3, 1, 1)
-    dilations: tuple[int, ...] = (1, 2, 3, 1, 1)
+    widths: tuple[Count, ...] = (512, 512, 512, 512, 1500)
+    kernels: tuple[Count, ...] = (5, 3, 3, 1, 1)
+    dilations: tuple[Count, ...] = (1, 2, 3, 1, 1)
     width: Count = 512  # P
     scale: float = 30.0
     margin: float = 0.4
@@ -37,8 +37,6 @@ class XVectorHead(Head, sees="all"):
         if not len(self.widths) == len(self.kernels) == len(self.dilations) > 0:
             sizes = f"{len(self.widths)} widths, {len(self.kernels)} kernels, {len(self.dilations)} dilations"
             raise ValueError(f"XVectorHead has {sizes}; give the same number of each, at least one")
-        if min(*self.widths, *self.kernels, *self.dilations) < 1:
-            raise ValueError("XVectorHead: widths, kernels and dilations must be at least 1")
 
     @property
     def reach(self) -> int:

@@ -127,15 +127,12 @@ class AxialLearned(AbsolutePosition, sees="itself", called=("axial positions",))
             most = math.prod(self.shape)
             raise ValueError(f"AxialLearned.length is {self.length}; shape {self.shape} has {most} positions")
 
-    def build(self, site: Site) -> nn.Module:
-        if sum(self.widths) != site.width:
-            raise ValueError(f"{site.address}: the sum of widths {self.widths} is {sum(self.widths)}, not {site.width}")
-        return AxialLearnedModule(self)
 
-
-class AxialLearnedModule(nn.Module):
-    def __init__(self, part: AxialLearned) -> None:
+class AxialLearnedModule(PartModule, of=AxialLearned):
+    def __init__(self, part: AxialLearned, site: Site) -> None:
         super().__init__()
+        if sum(part.widths) != site.width:
+            raise ValueError(f"{site.address}: the sum of widths {part.widths} is {sum(part.widths)}, not {site.width}")
         self.part, self.length = part, part.length or math.prod(part.shape)
         for i, size in enumerate(zip(part.shape, part.widths, strict=True)):
             self.register_parameter(f"side{i}", nn.Parameter(torch.empty(size)))
@@ -224,16 +221,13 @@ class Sinusoidal2D(AbsolutePosition, sees="itself"):
     def length(self) -> int:
         return self.prefix + self.rows * self.columns
 
-    def build(self, site: Site) -> nn.Module:
+
+class Sinusoidal2DModule(PartModule, of=Sinusoidal2D):
+    def __init__(self, part: Sinusoidal2D, site: Site) -> None:
+        super().__init__()
         if site.width % 4:
             raise ValueError(f"{site.address}: Sinusoidal2D needs a width that is a multiple of 4, got {site.width}")
-        return Sinusoidal2DModule(self, site.width)
-
-
-class Sinusoidal2DModule(nn.Module):
-    def __init__(self, part: Sinusoidal2D, width: int) -> None:
-        super().__init__()
-        self.part, self.width, self.length = part, width, part.length
+        self.part, self.width, self.length = part, site.width, part.length
         self.table = Computed(lambda: F.pad(self.grid(part.rows, part.columns), (0, 0, part.prefix, 0)))
 
     def grid(self, rows: int, columns: int) -> Tensor:
@@ -275,16 +269,13 @@ class Binary(AbsolutePosition, sees="itself"):
 
     bits: Count = 16
 
-    def build(self, site: Site) -> nn.Module:
-        if self.bits > min(site.width, 62):
-            raise ValueError(f"{site.address}: {self.bits} bits do not fit into width {site.width} (at most 62)")
-        return BinaryModule(self, site.width)
 
-
-class BinaryModule(nn.Module):
-    def __init__(self, part: Binary, width: int) -> None:
+class BinaryModule(PartModule, of=Binary):
+    def __init__(self, part: Binary, site: Site) -> None:
         super().__init__()
-        self.bits, self.width = part.bits, width
+        if part.bits > min(site.width, 62):
+            raise ValueError(f"{site.address}: {part.bits} bits do not fit into width {site.width} (at most 62)")
+        self.bits, self.width = part.bits, site.width
 
     def forward(self, positions: Tensor) -> Tensor:
         check_positions(positions, 2**self.bits)
@@ -303,16 +294,13 @@ class Convolutional(AbsolutePosition, sees="all"):
     groups: Count = 16
     activation: Activation = "gelu"
 
-    def build(self, site: Site) -> nn.Module:
-        if site.width % self.groups:
-            raise ValueError(f"{site.address}: width {site.width} is not a multiple of {self.groups} groups")
-        return ConvolutionalModule(self, site.width)
 
-
-class ConvolutionalModule(InputPosition):
-    def __init__(self, part: Convolutional, width: int) -> None:
+class ConvolutionalModule(InputPosition, of=Convolutional):
+    def __init__(self, part: Convolutional, site: Site) -> None:
         super().__init__()
-        self.part = part
+        self.part, width = part, site.width
+        if width % part.groups:
+            raise ValueError(f"{site.address}: width {width} is not a multiple of {part.groups} groups")
         self.weight = nn.Parameter(torch.empty(width, width // part.groups, part.kernel))  # the direction of each tap
         self.scale = nn.Parameter(torch.empty(1, 1, part.kernel))  # the length of each tap
         self.bias = nn.Parameter(torch.empty(width))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +17,7 @@ from anyformer.parts.norm import Norm
 from anyformer.parts.position.bias import AttentionPositionModule, HeadwisePosition, Projections, distance_in
 from anyformer.parts.unused import mark_unused
 from anyformer.runtime.context import Context
-from anyformer.specs.field_types import Chance, Count, Natural, TwoOrMore
-from anyformer.specs.messages import quote
+from anyformer.specs.field_types import Chance, Count, Letters, Natural, TwoOrMore
 from anyformer.specs.part import LayerSharing, Site
 
 
@@ -31,15 +31,11 @@ class Disentangled(HeadwisePosition, sees="itself", called=("DeBERTa", "disentan
     by_query: bool = True  # q_i K_r, "content to position"
     by_key: bool = True  # k_j Q_r, "position to content"
     own: bool = True  # separate projections for the vectors; otherwise the attention's projections
-    bias: str = "qk"  # separate projections that have a bias
+    bias: Annotated[str, Letters("qk")] = "qk"  # separate projections that have a bias
     width: Count | None = None  # width of the vectors; default: num_heads * head width
     norm: Norm | None = None  # norm of the vectors
     dropout: Chance = 0.0  # on the vectors
     shared: bool = True  # all layers use the vectors of the first; otherwise each has its own
-
-    def check(self) -> None:
-        if set(self.bias) - set("qk"):
-            raise ValueError(f"Disentangled.bias is {quote(self.bias)}; use only letters of 'qk'")
 
     @property
     def layer_sharing(self) -> LayerSharing | None:

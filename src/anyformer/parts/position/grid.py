@@ -107,18 +107,15 @@ class AxialRope(AttentionPosition, sees="itself", called=("2D rotary", "2-D RoPE
 
     base: Positive = 100.0  # lower than for texts, because the sides of a grid are short
 
-    def build(self, site: Site) -> nn.Module:
-        if site.width % 4:
-            raise ValueError(f"{site.address}: AxialRope needs a head width that is a multiple of 4, got {site.width}")
-        return AxialRopeModule(self, site.width)
 
-
-class AxialRopeModule(RopeModule):
+class AxialRopeModule(RopeModule, of=AxialRope):
     """Pairs are interleaved; each half of a head uses the frequencies of a head of half the width."""
 
-    def __init__(self, part: AxialRope, head_width: int) -> None:
-        super().__init__(Rope(base=part.base, interleaved=True), head_width // 2)
-        self.key, self.width = f"axial {self.key}", head_width
+    def __init__(self, part: AxialRope, site: Site) -> None:
+        if site.width % 4:
+            raise ValueError(f"{site.address}: AxialRope needs a head width that is a multiple of 4, got {site.width}")
+        super().__init__(Rope(base=part.base, interleaved=True), site.width // 2)
+        self.key, self.width = f"axial {self.key}", site.width
 
     def tables(self, ctx: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cos and sin, (1, 1, T, K / 2) each."""

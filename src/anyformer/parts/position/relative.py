@@ -30,16 +30,13 @@ class RelativeSinusoids(HeadwisePosition, sees="itself", called=("Transformer-XL
     width: int | None = None  # width of the sinusoids; default: num_heads * head width
     dropout: Chance = 0.0  # on the sinusoids, the same in all layers
 
-    def build(self, site: Site) -> RelativeSinusoidsModule:
-        if (self.width or self.num_heads * site.width) % 2:
-            raise ValueError(f"{site.address}: RelativeSinusoids needs an even width")
-        return RelativeSinusoidsModule(self, site.width)
 
-
-class RelativeSinusoidsModule(AttentionPositionModule):
-    def __init__(self, part: RelativeSinusoids, head_width: int) -> None:
+class RelativeSinusoidsModule(AttentionPositionModule, of=RelativeSinusoids):
+    def __init__(self, part: RelativeSinusoids, site: Site) -> None:
         super().__init__()
-        H, D = part.num_heads, part.num_heads * head_width
+        H, head_width, D = part.num_heads, site.width, part.num_heads * site.width
+        if (part.width or D) % 2:
+            raise ValueError(f"{site.address}: RelativeSinusoids needs an even width")
         self.part, self.key = part, f"relative sinusoids {part.base} {part.width or D} {part.dropout}"
         self.project = nn.Linear(part.width or D, D, bias=False)
         self.u = nn.Parameter(torch.empty(H, head_width))

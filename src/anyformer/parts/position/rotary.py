@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from anyformer.parts.computed import Computed
 from anyformer.parts.position.bias import AttentionPosition, AttentionPositionModule
 from anyformer.runtime.context import Context
-from anyformer.specs.field_types import Count, Positive, TwoOrMore
+from anyformer.specs.field_types import Count, Fraction, Positive, TwoOrMore
 from anyformer.specs.part import Part, Site
 
 
@@ -44,26 +44,18 @@ class LongScaling(RopeScaling, sees="itself", called=("LongRoPE",)):
 
     length_dependent: ClassVar[bool] = True
 
-    short: tuple[float, ...]
-    long: tuple[float, ...]
+    short: tuple[Positive, ...]
+    long: tuple[Positive, ...]
     length: TwoOrMore  # length of training texts
     factor: Positive = 1.0  # extension of that length; determines the default of attention_factor
     attention_factor: float | None = None  # multiplies queries and keys
-
-    def check(self) -> None:
-        if not all(each > 0 for each in (*self.short, *self.long)):
-            raise ValueError("LongScaling.short and long must contain only numbers above 0")
 
 
 class ProportionalScaling(RopeScaling, sees="itself"):
     """Rotates only a share of the channel pairs, those with the highest frequencies."""
 
-    share: float = 1.0
+    share: Fraction = 1.0
     factor: Positive = 1.0  # divides positions
-
-    def check(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise ValueError(f"ProportionalScaling.share is {self.share}; it must be in [0, 1]")
 
 
 class YarnScaling(RopeScaling, sees="itself", called=("YaRN",)):

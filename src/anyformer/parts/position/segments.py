@@ -52,16 +52,13 @@ class SegmentedSinusoids(RelativeSinusoids, sees="itself"):
         if self.factorized and (self.most is not None or self.mirrored):
             raise ValueError("SegmentedSinusoids.factorized cannot be used with `most` or `mirrored`")
 
-    def build(self, site: Site) -> SegmentedSinusoidsModule:
-        super().build(site)
-        return SegmentedSinusoidsModule(self, site.width)
 
-
-class SegmentedSinusoidsModule(RelativeSinusoidsModule):
+class SegmentedSinusoidsModule(RelativeSinusoidsModule, of=SegmentedSinusoids):
     part: SegmentedSinusoids
 
-    def __init__(self, part: SegmentedSinusoids, head_width: int) -> None:
-        super().__init__(part, head_width)
+    def __init__(self, part: SegmentedSinusoids, site: Site) -> None:
+        super().__init__(part, site)
+        head_width = site.width
         self.s = nn.Parameter(torch.empty(part.num_heads, head_width))
         self.kinds = nn.Parameter(torch.empty(2, part.num_heads, head_width))  # different segment, same segment
         self.key = f"segmented sinusoids {part!r} {head_width}"

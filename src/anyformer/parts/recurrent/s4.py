@@ -26,7 +26,7 @@ from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context
 from anyformer.runtime.stores import PerRow
 from anyformer.runtime.taps import TapNames
-from anyformer.specs.field_types import Positive, TwoOrMore
+from anyformer.specs.field_types import Even, Positive
 from anyformer.specs.part import Site
 
 # -- initialisation ---------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ class S4(Op, sees="past", called=("S4D", "structured state space", "HiPPO")):
     """A state space that is the same for every token: trained as one long convolution by Fourier transforms, decoded as
     a recurrence with a state of fixed size. Unlike in Mamba, what it keeps does not depend on the token."""
 
-    states: TwoOrMore = 64  # 2 N: complex states in conjugate pairs
+    states: Even = 64  # 2 N: complex states in conjugate pairs
     activation: Activation = "gelu"  # applied to the output of the states
     gated: bool = True  # the output layer is a gated linear unit instead of a linear layer
     step_low: Positive = 0.001  # lowest initial step dt of a channel; a state lasts about 1 / dt tokens
@@ -84,8 +84,6 @@ class S4(Op, sees="past", called=("S4D", "structured state space", "HiPPO")):
     def check(self) -> None:
         if self.step_low > self.step_high:
             raise ValueError(f"S4.step_low is {self.step_low}; it must be at most step_high, {self.step_high}")
-        if self.states % 2:
-            raise ValueError(f"S4.states is {self.states}; it must be even, because states are conjugate pairs")
 
 
 class S4Module(PartModule, of=S4):

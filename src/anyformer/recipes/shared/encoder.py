@@ -1,7 +1,8 @@
-"""A small BERT with a BPE vocabulary, for recipes that train an encoder from scratch."""
+"""Small BERTs with a BPE vocabulary, for recipes that train an encoder from scratch."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from anyformer import families
@@ -30,10 +31,21 @@ def small_bert(architecture: str, labels: tuple[str, ...] = (), **changes: int) 
         "pad_token_id": 0,
         **changes,
     }
-    if labels:
-        config["id2label"] = {str(i): label for i, label in enumerate(labels)}
-        config["label2id"] = {label: i for i, label in enumerate(labels)}
-    return families.find("bert").read(config)
+    return families.find("bert").read(config | (label_fields(labels) if labels else {}))
+
+
+def tiny_bert(architecture: str, size: int, length: int, labels: tuple[str, ...] = ()) -> Model:
+    """Return a BERT for your own data: two layers of width 128, a vocabulary of `size`, texts of `length` tokens."""
+    shape = {"hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 512}
+    return small_bert(architecture, labels, vocab_size=size, max_position_embeddings=length, **shape)
+
+
+def label_fields(labels: Sequence[str]) -> dict[str, Any]:
+    """Return the config fields that contain the names of labels."""
+    return {
+        "id2label": {str(i): label for i, label in enumerate(labels)},
+        "label2id": {l: i for i, l in enumerate(labels)},
+    }
 
 
 def from_scratch(tuned: Run, **changes: Any) -> Run:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 
-from anyformer.data import Source
 from anyformer.data.conversations import Conversations
 from anyformer.inputs import chat
 from anyformer.inputs.tokenizer import Tokenizer
 from anyformer.models import position_limit
 from anyformer.objectives.dialogue import Dialogue
 from anyformer.recipes import dialogue
-from anyformer.recipes.shared.held_out import Notify, held_out, name_of, skipped_reasons
+from anyformer.recipes.shared.held_out import Notify, divide_steps, held_out, name_of, skipped_reasons, usable
 from anyformer.train.optim import AdamW, Cosine
-from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run, description_of, model_of
+from anyformer.train.run import Batch, Evaluate, Pretrained, Run, description_of, model_of
 from anyformer.weights import hub
 
 EPOCHS, EXAMPLES = 3, 16
@@ -28,27 +28,26 @@ def answers_run(talks: Conversations, path: str, model: str | None, tell: Notify
     described = description_of(given)
     if described.pair or not described.writes:
         raise ValueError(f"--model {model} is not a decoder; an encoder-decoder learns answers with --target")
-    count, skipped = count_rows(talks)
+    skipped = Counter[str]()
+    count = sum(1 for _ in usable(talks, ("messages",), dict, skipped))
     if not count:
         raise ValueError(f"{path}: no row can be used; {skipped_reasons(skipped)}")
     tell(f"{path}: {count:,} conversations, format {talks.format}")
     if not has_template(given.path):
         tell(f"{model} has no chat template: prompts begin with 'User: ', answers with 'Assistant: '")
     length = min(position_limit(described) or dialogue.LENGTH, dialogue.LENGTH)
-    steps = min(max(EPOCHS * count // EXAMPLES, 30), 5000)
-    every = max(steps // 4, 1)
-    return Run(
+    run = Run(
         name=name_of(path),
         model=given,
         data=held_out(talks),
         objective=Dialogue(length=length),
         optimizer=AdamW(lr=2e-5, betas=(0.9, 0.999), weight_decay=0.0),
-        schedule=Cosine(warmup=steps // 10),
+        schedule=Cosine(),
         batch=Batch(examples=EXAMPLES, micro=4),
-        steps=steps,
-        evaluate=Evaluate(every=every, metrics=("perplexity",)),
-        keep=Keep(every=every),
+        steps=min(max(EPOCHS * count // EXAMPLES, 30), 5000),
+        evaluate=Evaluate(metrics=("perplexity",)),
     )
+    return divide_steps(run)
 
 
 def has_template(model: str) -> bool:
@@ -56,14 +55,3 @@ def has_template(model: str) -> bool:
     with contextlib.suppress(FileNotFoundError):
         return bool(chat.templates(Tokenizer.load(hub.resolve(model))))
     return True
-
-
-def count_rows(talks: Source) -> tuple[int, dict[str, int]]:
-    """Return the number of conversations, and of other rows by reason."""
-    count, skipped = 0, dict[str, int]()
-    for row in talks.rows(("messages",)):
-        if row.example is None:
-            skipped[row.problem] = skipped.get(row.problem, 0) + 1
-        else:
-            count += 1
-    return count, skipped

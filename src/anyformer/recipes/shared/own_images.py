@@ -13,11 +13,12 @@ from anyformer.inputs.image import Images
 from anyformer.inputs.optional_library import import_optional
 from anyformer.models import Model
 from anyformer.objectives.images import ClassifyImage
-from anyformer.recipes.shared.held_out import Notify, held_out, name_of
+from anyformer.recipes.shared.encoder import label_fields
+from anyformer.recipes.shared.held_out import Notify, divide_steps, held_out, name_of
 from anyformer.recipes.shared.models import with_labels
 from anyformer.specs.addresses import value_at
 from anyformer.train.optim import AdamW, Cosine
-from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run, description_of
+from anyformer.train.run import Batch, Evaluate, Pretrained, Run, description_of
 from anyformer.weights import hub
 
 SPLITS = {"train": ("train", "training"), "valid": ("valid", "val", "validation", "dev", "test")}  # usual folder names
@@ -119,8 +120,7 @@ def from_scratch(labels: tuple[str, ...], contents: Contents) -> Setup:
             "num_hidden_layers": 4,
             "num_attention_heads": 4,
             "intermediate_size": 512,
-            "id2label": {str(i): label for i, label in enumerate(labels)},
-            "label2id": {label: i for i, label in enumerate(labels)},
+            **label_fields(labels),
         }
     )
     return Setup(model, (side, side), half, half, lr=1e-3, shift=side // 16)
@@ -141,8 +141,7 @@ def fine_tuned(labels: tuple[str, ...], model: str) -> Setup:
 
 
 def image_run(data: Data, name: str, labels: tuple[str, ...], setup: Setup, count: int) -> Run:
-    steps = min(max(10 * count // 32, 100), 5000)  # ten epochs, between 100 and 5000 steps
-    return Run(
+    run = Run(
         name=name,
         model=setup.model,
         data=data,
@@ -150,9 +149,9 @@ def image_run(data: Data, name: str, labels: tuple[str, ...], setup: Setup, coun
             labels=labels, image_size=setup.size, mean=setup.mean, std=setup.std, shift=setup.shift
         ),
         optimizer=AdamW(lr=setup.lr, weight_decay=0.05),
-        schedule=Cosine(warmup=steps // 10),
+        schedule=Cosine(),
         batch=Batch(examples=32),
-        steps=steps,
-        keep=Keep(every=max(steps // 4, 1)),
-        evaluate=Evaluate(every=max(steps // 4, 1), metrics=("accuracy",)),
+        steps=min(max(10 * count // 32, 100), 5000),  # ten epochs, between 100 and 5000 steps
+        evaluate=Evaluate(metrics=("accuracy",)),
     )
+    return divide_steps(run)

@@ -9,11 +9,11 @@ from anyformer.data import Source, TrainedBPE, open_table
 from anyformer.models import position_limit
 from anyformer.objectives.translate import Translate
 from anyformer.recipes.multi30k_en_de import CONFIG
-from anyformer.recipes.shared.held_out import Notify, held_out, name_of
+from anyformer.recipes.shared.held_out import Notify, divide_steps, held_out, name_of
 from anyformer.recipes.shared.models import with_vocabulary
 from anyformer.recipes.shared.own_text import describe_columns, text_columns
 from anyformer.train.optim import AdamW, Linear
-from anyformer.train.run import Batch, Evaluate, Keep, Run, description_of, model_of
+from anyformer.train.run import Batch, Run, description_of, model_of
 
 SIZE, LENGTH = 4000, 256  # of the vocabulary and of a text, in tokens
 
@@ -44,7 +44,6 @@ def from_pairs(
         raise ValueError(f"{path}: no row has a text in {texts[0]!r} and in {target!r}")
     tell(f"{path}: {count:,} rows; {describe_columns(source, renamed, ())}")
     vocabulary = TrainedBPE(size=SIZE, special={"eos_token": "</s>", "pad_token": "<pad>"}, end="eos_token")
-    steps = min(max(20 * count // 32, 200), 10_000)  # twenty epochs, between 200 and 10,000 steps
     run = Run(
         name=name_of(path),
         model=families.find("m2m_100").read({**CONFIG, "vocab_size": SIZE, "max_position_embeddings": LENGTH}),
@@ -52,12 +51,11 @@ def from_pairs(
         data=held_out(source),
         objective=Translate(smoothing=0.1, length=LENGTH, target_length=LENGTH),
         optimizer=AdamW(lr=1e-3, betas=(0.9, 0.98), weight_decay=0.0),
-        schedule=Linear(warmup=steps // 10),
+        schedule=Linear(),
         batch=Batch(examples=32),
-        steps=steps,
-        keep=Keep(every=max(steps // 8, 1)),
-        evaluate=Evaluate(every=max(steps // 8, 1)),
+        steps=min(max(20 * count // 32, 200), 10_000),  # twenty epochs, between 200 and 10,000 steps
     )
+    run = divide_steps(run, parts=8)
     if model is None:
         return run
     given = model_of(model)

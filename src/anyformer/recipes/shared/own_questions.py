@@ -11,12 +11,12 @@ from anyformer.data.source import detect_encoding, find, plain_suffix
 from anyformer.models import position_limit
 from anyformer.objectives.answer import Answer, answer_span, find_answer, first_answer
 from anyformer.objectives.examples import text_of
-from anyformer.recipes.shared.encoder import small_bert, vocabulary
-from anyformer.recipes.shared.held_out import Notify, held_out, name_of, skipped_reasons
+from anyformer.recipes.shared.encoder import tiny_bert, vocabulary
+from anyformer.recipes.shared.held_out import Notify, divide_steps, held_out, name_of, skipped_reasons, usable
 from anyformer.recipes.shared.models import with_labels, with_vocabulary
 from anyformer.specs.messages import nearest
 from anyformer.train.optim import AdamW, Linear
-from anyformer.train.run import Batch, Evaluate, Keep, Run, description_of
+from anyformer.train.run import Batch, Evaluate, Run, description_of
 
 NAMES = {  # column -> its usual names
     "question": ("question", "query"),
@@ -38,18 +38,9 @@ def from_questions(
     """Return a run that learns to find answers in texts. `columns` are the columns of the question, the text and the
     answer. One text in ten is held out with its questions. `tell` receives a line on how the file is read."""
     source = questions_in(path, columns, encoding)
-    count, contexts, kinds, skipped = 0, set[str](), Counter[str](), Counter[str]()
-    for row in source.rows(tuple(NAMES)):
-        problem = row.problem
-        if row.example is not None:
-            try:
-                kinds[kind_of_answer(row.example)] += 1
-                contexts.add(row.example["context"])
-                count += 1
-            except ValueError as error:
-                problem = str(error)
-        if problem:
-            skipped[problem] += 1
+    skipped = Counter[str]()
+    read = [*usable(source, tuple(NAMES), lambda example: (kind_of_answer(example), example["context"]), skipped)]
+    count, kinds, contexts = len(read), Counter(kind for kind, _ in read), {context for _, context in read}
     if not count or count == kinds["none"]:
         reasons = skipped_reasons(skipped) if skipped else "no question has an answer"
         raise ValueError(f"{path}: no answer can be learnt; {reasons}")
@@ -100,43 +91,30 @@ def questions_in(path: str, columns: Sequence[str], encoding: str | None) -> JSO
 
 
 def questions_run(source: Source, name: str, count: int, model: str | None) -> Run:
-    steps = min(max(15 * count // 16, 100), 5000)  # fifteen epochs, between 100 and 5000 steps
     run = Run(
         name=name,
-        model=small_bert(
-            f"Bert{READER}",
-            vocab_size=SIZE,
-            hidden_size=128,
-            num_hidden_layers=2,
-            intermediate_size=512,
-            max_position_embeddings=LENGTH,
-        ),
+        model=tiny_bert(f"Bert{READER}", SIZE, LENGTH),
         vocabulary=vocabulary(SIZE),
         data=held_out(source, group="context"),
         objective=objective_for(LENGTH),
         optimizer=AdamW(lr=5e-4, weight_decay=0.01),
-        schedule=Linear(warmup=steps // 10),
+        schedule=Linear(),
         batch=Batch(examples=16),
-        steps=steps,
-        keep=Keep(every=max(steps // 4, 1)),
-        evaluate=Evaluate(every=max(steps // 4, 1), metrics=("exact_match", "f1"), best="f1"),
+        steps=min(max(15 * count // 16, 100), 5000),  # fifteen epochs, between 100 and 5000 steps
+        evaluate=Evaluate(metrics=("exact_match", "f1"), best="f1"),
     )
     if model is None:
-        return run
+        return divide_steps(run)
     given, new_vocabulary = with_vocabulary(model, with_labels(model, (), READER), vocabulary(SIZE))
     limit = min(position_limit(description_of(given)) or 384, 384)
     tuned = min(max(3 * count // 16, 100), 5000)  # three epochs, if the model is published
-    steps = tuned if new_vocabulary is None else steps
-    return run.replace(
+    run = run.replace(
         model=given,
         vocabulary=new_vocabulary,
         objective=objective_for(limit),
         optimizer=AdamW(lr=1e-4 if new_vocabulary is None else 5e-4, weight_decay=0.01),
-        schedule=Linear(warmup=steps // 10),
-        steps=steps,
-        keep=Keep(every=max(steps // 4, 1)),
-        evaluate=run.evaluate.replace(every=max(steps // 4, 1)),
     )
+    return divide_steps(run.replace(steps=tuned if new_vocabulary is None else run.steps))
 
 
 def objective_for(length: int) -> Answer:

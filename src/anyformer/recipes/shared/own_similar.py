@@ -10,12 +10,12 @@ from anyformer.data import open_table
 from anyformer.models import position_limit
 from anyformer.objectives.match_text import MatchText
 from anyformer.objectives.sentence_pooling import pool_of
-from anyformer.recipes.shared.encoder import small_bert, vocabulary
-from anyformer.recipes.shared.held_out import Notify, held_out, name_of, skipped_reasons
+from anyformer.recipes.shared.encoder import tiny_bert, vocabulary
+from anyformer.recipes.shared.held_out import Notify, divide_steps, held_out, name_of, skipped_reasons, usable
 from anyformer.recipes.shared.models import with_vocabulary
 from anyformer.recipes.shared.own_text import describe_columns, text_columns
 from anyformer.train.optim import AdamW, Linear
-from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run, description_of, model_of
+from anyformer.train.run import Batch, Evaluate, Pretrained, Run, description_of, model_of
 from anyformer.weights import hub
 
 SIZE, LENGTH, PAIRS = 4000, 128, 64  # of the vocabulary, of a text in tokens, and of a batch
@@ -42,35 +42,24 @@ def from_similar(
     text_columns(path, list(first), None, columns)
     named = dict(zip(("text", "pair"), columns))
     source = source.replace(columns=named, required=("text", "pair"))
-    count, skipped = 0, Counter[str]()
-    for row in source.rows(()):
-        count += row.example is not None
-        skipped.update([row.problem] if row.problem else [])
+    skipped = Counter[str]()
+    count = sum(1 for _ in usable(source, (), dict, skipped))
     if count < 2:
         raise ValueError(f"{path}: {count} pairs can be used, which is too few; {skipped_reasons(skipped)}")
     tell(f"{path}: {count:,} pairs; {describe_columns(source, named, ())}")
-    steps = min(max(10 * count // PAIRS, 100), 5000)  # ten epochs, between 100 and 5000 steps
-    every = max(steps // 4, 1)
     run = Run(
         name=name_of(path),
-        model=small_bert(
-            "BertModel",
-            vocab_size=SIZE,
-            hidden_size=128,
-            num_hidden_layers=2,
-            intermediate_size=512,
-            max_position_embeddings=LENGTH,
-        ),
+        model=tiny_bert("BertModel", SIZE, LENGTH),
         vocabulary=vocabulary(SIZE),
         data=held_out(source, group="text"),
         objective=MatchText(length=LENGTH),
         optimizer=AdamW(lr=1e-3, weight_decay=0.01),
-        schedule=Linear(warmup=steps // 10),
+        schedule=Linear(),
         batch=Batch(examples=PAIRS),
-        steps=steps,
-        keep=Keep(every=every),
-        evaluate=Evaluate(every=every, metrics=("recall_at_10",), best="recall_at_10"),
+        steps=min(max(10 * count // PAIRS, 100), 5000),  # ten epochs, between 100 and 5000 steps
+        evaluate=Evaluate(metrics=("recall_at_10",), best="recall_at_10"),
     )
+    run = divide_steps(run)
     if model is None:
         return run
     given, new_vocabulary = with_vocabulary(model, model_of(model), vocabulary(SIZE))

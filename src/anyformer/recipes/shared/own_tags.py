@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from anyformer.data import Columns, JSONLines, Source
 from anyformer.data.source import detect_encoding, find, lines, plain_suffix
 from anyformer.objectives.tag import Tag, word_list
-from anyformer.recipes.shared.encoder import small_bert, vocabulary
-from anyformer.recipes.shared.held_out import Notify, held_out, name_of, skipped_reasons
+from anyformer.recipes.shared.encoder import tiny_bert, vocabulary
+from anyformer.recipes.shared.held_out import Notify, divide_steps, held_out, name_of, skipped_reasons, usable
 from anyformer.recipes.shared.models import with_labels, with_vocabulary
 from anyformer.recipes.shared.own_text import MOST_LABELS
 from anyformer.specs.messages import nearest
 from anyformer.train.optim import AdamW, Linear
-from anyformer.train.run import Batch, Evaluate, Keep, Run
+from anyformer.train.run import Batch, Evaluate, Run
 
 # usual names of columns in JSON lines
 WORDS = ("tokens", "words")
@@ -39,22 +41,9 @@ def from_tags(
     numbers (from 1) of other files. One sentence in ten is held out. `tell` receives a line on how the file is read."""
     source = sentences_in(path, words, tags, encoding)
     count, num_words, labels, skipped = 0, 0, set[str](), Counter[str]()
-    for row in source.rows(("words", "tags")):
-        problem = row.problem
-        if row.example is not None:
-            try:
-                tokens, names = (
-                    word_list(row.example, "words"),
-                    [str(tag).strip() for tag in word_list(row.example, "tags")],
-                )
-                problem = "" if len(tokens) == len(names) and tokens else f"{len(tokens)} words and {len(names)} tags"
-            except ValueError as error:
-                problem = str(error)
-        if problem:
-            skipped[problem] += 1
-        else:
-            count, num_words = count + 1, num_words + len(tokens)
-            labels.update(names)
+    for names in usable(source, ("words", "tags"), tags_of, skipped):
+        count, num_words = count + 1, num_words + len(names)
+        labels.update(names)
     if not count:
         raise ValueError(f"{path}: no sentence can be used; {skipped_reasons(skipped)}")
     reasons = f" ({skipped_reasons(skipped)})" if skipped else ""
@@ -66,6 +55,14 @@ def from_tags(
     where = ", ".join(f"{name} in {column}" for name, column in columns_of(source).items())
     tell(f"{path}: {count:,} sentences, {num_words:,} words, {len(ordered)} tags; {where}{more}")
     return tag_run(source, name_of(path), ordered, count, model)
+
+
+def tags_of(example: Mapping[str, Any]) -> list[str]:
+    """Return one tag per word. Raise ValueError if there are no words, or more or fewer tags."""
+    words, tags = word_list(example, "words"), word_list(example, "tags")
+    if len(words) != len(tags) or not words:
+        raise ValueError(f"{len(words)} words and {len(tags)} tags")
+    return [str(tag).strip() for tag in tags]
 
 
 def sentences_in(path: str, words: str | None, tags: str | None, encoding: str | None) -> Columns | JSONLines:
@@ -126,19 +123,20 @@ def columns_of(source: Columns | JSONLines) -> dict[str, str]:
 
 def tag_run(source: Source, name: str, labels: tuple[str, ...], count: int, model: str | None) -> Run:
     size, length = 2000, 256
-    steps = min(max(10 * count // 16, 100), 5000)  # ten epochs, between 100 and 5000 steps
-    every = max(steps // 4, 1)
     entities = any(label.startswith("B-") for label in labels)
     run = Run(
-        name=name, vocabulary=vocabulary(size), data=held_out(source), objective=Tag(labels=labels),
-        model=small_bert(
-            f"Bert{TAGGER}", labels, vocab_size=size, hidden_size=128, num_hidden_layers=2, intermediate_size=512,
-            max_position_embeddings=length,
-        ),
-        optimizer=AdamW(lr=5e-4, weight_decay=0.01), schedule=Linear(warmup=steps // 10), batch=Batch(examples=16),
-        steps=steps, keep=Keep(every=every),
-        evaluate=Evaluate(every=every, metrics=("f1",) if entities else ("accuracy",)),
-    )  # fmt: skip
+        name=name,
+        model=tiny_bert(f"Bert{TAGGER}", size, length, labels),
+        vocabulary=vocabulary(size),
+        data=held_out(source),
+        objective=Tag(labels=labels),
+        optimizer=AdamW(lr=5e-4, weight_decay=0.01),
+        schedule=Linear(),
+        batch=Batch(examples=16),
+        steps=min(max(10 * count // 16, 100), 5000),  # ten epochs, between 100 and 5000 steps
+        evaluate=Evaluate(metrics=("f1",) if entities else ("accuracy",)),
+    )
+    run = divide_steps(run)
     if model is None:
         return run
     given, new_vocabulary = with_vocabulary(model, with_labels(model, labels, TAGGER), vocabulary(size))

@@ -19,15 +19,15 @@ from anyformer.objectives.multi_label import MultiLabel, split_labels
 from anyformer.objectives.objective import Objective
 from anyformer.objectives.permuted import Permuted
 from anyformer.recipes import quickstart
-from anyformer.recipes.shared.encoder import small_bert, vocabulary
-from anyformer.recipes.shared.held_out import Notify, held_out, name_of, skipped_reasons
+from anyformer.recipes.shared.encoder import tiny_bert, vocabulary
+from anyformer.recipes.shared.held_out import Notify, divide_steps, held_out, name_of, skipped_reasons, usable
 from anyformer.recipes.shared.models import CLASSIFIER, with_labels, with_vocabulary
 from anyformer.recipes.shared.own_answers import answers_run
 from anyformer.specs.messages import nearest, shorten
 from anyformer.specs.part import walk
 from anyformer.stacks.two_streams import TwoStreams
 from anyformer.train.optim import AdamW, Linear
-from anyformer.train.run import Batch, Evaluate, Keep, Run, description_of, model_of
+from anyformer.train.run import Batch, Evaluate, Run, description_of, model_of
 
 MOST_LABELS = 200
 TEXTS = ("text", "sentence", "content", "review", "document", "body")  # usual names of a text column
@@ -93,13 +93,10 @@ def from_table(
     single = label is not None and separator is None
     source = source.replace(columns=named, required=("text", "label") if single else ("text",))
     count, size, values, skipped = 0, 0, LabelColumn(), Counter[str]()
-    for row in source.rows(()):
-        if row.example is None:
-            skipped[row.problem] += 1
-            continue
-        count, size = count + 1, size + len(str(row.example["text"]))
+    for example in usable(source, (), dict, skipped):
+        count, size = count + 1, size + len(str(example["text"]))
         if label is not None:
-            found = row.example["label"]
+            found = example["label"]
             for name in [found] if separator is None else split_labels(found, separator):
                 values.add(name)
     if not count:
@@ -226,29 +223,19 @@ def text_run(data: Data, name: str, size: int, model: str | None, sample: str) -
 
 def classifier_run(data: Data, name: str, objective: Classify, rows: int, model: str | None) -> Run:
     size, length, labels = 2000, 256, objective.labels
-    scratch = small_bert(
-        f"Bert{CLASSIFIER}",
-        labels or ("value",),
-        vocab_size=size,
-        hidden_size=128,
-        num_hidden_layers=2,
-        intermediate_size=512,
-        max_position_embeddings=length,
-    )
-    steps = min(max(5 * rows // 32, 60), 5000)  # five epochs, between 60 and 5000 steps
     run = Run(
         name=name,
-        model=scratch,
+        model=tiny_bert(f"Bert{CLASSIFIER}", size, length, labels or ("value",)),
         vocabulary=vocabulary(size),
         data=data,
         objective=objective.replace(length=length),
         optimizer=AdamW(lr=5e-4, weight_decay=0.01),
-        schedule=Linear(warmup=steps // 10),
+        schedule=Linear(),
         batch=Batch(examples=32),
-        steps=steps,
-        keep=Keep(every=max(steps // 4, 1)),
-        evaluate=Evaluate(every=max(steps // 4, 1), metrics=objective.metrics.usual[:1]),
+        steps=min(max(5 * rows // 32, 60), 5000),  # five epochs, between 60 and 5000 steps
+        evaluate=Evaluate(metrics=objective.metrics.usual[:1]),
     )
+    run = divide_steps(run)
     if model is None:
         return run
     given, new_vocabulary = with_vocabulary(model, with_labels(model, labels or ("value",)), vocabulary(size))

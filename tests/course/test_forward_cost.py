@@ -12,11 +12,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import anyformer as af
 from anyformer.counting.flops import Work
-from anyformer.counting.forward_cost import Meter, forward_cost
 from anyformer.counting.step_memory import Live
 from anyformer.kernels import scan
 from anyformer.models import Model
 from anyformer.parts.recurrent.lstm import LSTM
+from anyformer_course.lab.forward_cost import Meter, forward_cost
 from anyformer_course.lab.runs import writer
 
 WIDTH, HEADS, LENGTH = 32, 4, 48
