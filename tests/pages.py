@@ -46,9 +46,10 @@ COMMENT = re.compile(r"^ *<!-- (not run|given): (.*?) -->", re.MULTILINE | re.DO
 COMMAND = re.compile(r"^(\$ |>>> |anyformer |make |pip |python |import |from \w+ import )", re.MULTILINE)
 DATA = ("text", "json", "toml", "yaml")
 SMALLER = {
-    "train": ["--set", "steps=3", "--set", "evaluate.every=3", "--set", "batch.examples=2", "--device", "cpu"],
+    "train": ["--set", "steps=3", "--set", "evaluate.every=3", "--set", "evaluate.sample=null",
+              "--set", "batch.examples=2", "--device", "cpu"],
     "generate": ["--max-new-tokens", "5", "--device", "cpu"],
-}
+}  # fmt: skip
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 SOURCES = Path(__file__).resolve().parents[1] / "src"
 IMPORTED = (  # slow imports, done once by the server
