@@ -19,6 +19,8 @@ from anyformer_course.extension import register
 
 REPO = Path(__file__).resolve().parents[1]
 register()  # also works if the distribution is not installed
+if not torch.cuda.is_available():  # torch's own formats three stack traces, for lazy calls on devices
+    torch.manual_seed = lambda seed: torch.default_generator.manual_seed(int(seed))
 # no doctests: Parts that may be declared only once, and files for type checkers, one of them full of mistakes
 collect_ignore = ["faults.py", "typing"]
 
@@ -140,9 +142,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 @pytest.fixture(autouse=True)
 def _seed_by_name(request: pytest.FixtureRequest) -> None:
     """Seed torch with the test's name, so that random numbers do not depend on the tests that ran before."""
-    seed = zlib.crc32(request.node.nodeid.encode())
-    # without a GPU, torch.manual_seed is slow: it formats a stack trace for the lazy CUDA call
-    (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(seed)
+    torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
 
 
 @pytest.fixture(scope="session")

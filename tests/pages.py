@@ -2,7 +2,8 @@
 
 The Python blocks of a page share a new process, its `anyformer` commands share another, and each `python FILE` has its
 own. These processes are forks of a server that has imported torch and other libraries but not anyformer, so a page
-cannot profit from what another page imported.
+cannot profit from what another page imported. Only the processes of commands have read the catalogue of families, as
+nearly every command does first.
 
     ```python               runs; the blocks of a page share their names
     ```pycon                runs as a doctest
@@ -22,6 +23,7 @@ import dataclasses
 import doctest
 import gc
 import importlib
+import inspect
 import io
 import multiprocessing
 import os
@@ -44,9 +46,10 @@ COMMENT = re.compile(r"^ *<!-- (not run|given): (.*?) -->", re.MULTILINE | re.DO
 COMMAND = re.compile(r"^(\$ |>>> |anyformer |make |pip |python |import |from \w+ import )", re.MULTILINE)
 DATA = ("text", "json", "toml", "yaml")
 SMALLER = {
-    "train": ["--set", "steps=3", "--set", "evaluate.every=3", "--set", "batch.examples=2", "--device", "cpu"],
+    "train": ["--set", "steps=3", "--set", "evaluate.every=3", "--set", "evaluate.sample=null",
+              "--set", "batch.examples=2", "--device", "cpu"],
     "generate": ["--max-new-tokens", "5", "--device", "cpu"],
-}
+}  # fmt: skip
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 SOURCES = Path(__file__).resolve().parents[1] / "src"
 IMPORTED = (  # slow imports, done once by the server
@@ -123,7 +126,7 @@ class Reader:
 
     def process(self, name: str) -> Process:
         if name not in self.processes:
-            self.processes[name] = Process(self.server)
+            self.processes[name] = Process(self.server, ready=name == "anyformer")
         return self.processes[name]
 
     def do(self, block: Block) -> None:
@@ -193,35 +196,40 @@ def commands(block: Block) -> Iterator[tuple[str, str | None]]:
 
 
 class Server:
-    """A process that imports the libraries in IMPORTED once and then forks itself for every `Process`."""
+    """A process that imports the libraries in IMPORTED once and then forks itself for every `Process`. A fork of it,
+    which has also read the catalogue, does the same for the processes that are `ready` for commands."""
 
     def __init__(self) -> None:
-        self.control, theirs = socket.socketpair()
+        pairs = [socket.socketpair() for _ in range(2)]
+        theirs = [pair[1] for pair in pairs]
+        self.bare, self.ready = (pair[0] for pair in pairs)
         path = os.pathsep.join((str(SOURCES), os.environ.get("PYTHONPATH", "")))
         self.own = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
+            [sys.executable, __file__, *(str(each.fileno()) for each in theirs)],
+            pass_fds=[each.fileno() for each in theirs],
             env={**os.environ, "PYTHONPATH": path},
         )
-        theirs.close()
+        for each in theirs:
+            each.close()
 
-    def fork(self) -> Connection:
+    def fork(self, ready: bool) -> Connection:
         """Start a process; return the pipe to it."""
         pipe, theirs = multiprocessing.Pipe()
-        socket.send_fds(self.control, [b"."], [theirs.fileno()])
+        socket.send_fds(self.ready if ready else self.bare, [b"."], [theirs.fileno()])
         theirs.close()
         return pipe
 
     def close(self) -> None:
-        self.control.close()
+        self.bare.close()
+        self.ready.close()
         self.own.wait()
 
 
 class Process:
-    """A new Python in the current folder, which has not imported anyformer."""
+    """A new Python in the current folder. It has not imported anyformer, unless it is `ready` for commands."""
 
-    def __init__(self, server: Server) -> None:
-        self.pipe = server.fork()
+    def __init__(self, server: Server, ready: bool = False) -> None:
+        self.pipe = server.fork(ready)
         self.pipe.send(os.getcwd())
 
     def run(self, function: Callable[..., Any], *values: Any) -> Any:
@@ -248,12 +256,28 @@ def run_alone(server: Server, words: list[str]) -> str:
         process.close()
 
 
-def serve(control: socket.socket) -> None:
-    """The server: one fork for every pipe that arrives, until the tests close the connection."""
+def start(bare: socket.socket, ready: socket.socket) -> None:
+    """Import the libraries, fork the server of commands, and serve."""
     for name in IMPORTED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    inspect.getmodule(sys._getframe())  # fills a cache; torch.library looks for the module of every operator
     gc.freeze()
+    child = os.fork()
+    if child == 0:
+        bare.close()
+        from anyformer import cli, families
+
+        assert families.catalogue() and cli.verbs()
+        serve(ready)
+        os._exit(0)
+    ready.close()
+    serve(bare)
+    os.waitpid(child, 0)
+
+
+def serve(control: socket.socket) -> None:
+    """One fork for every pipe that arrives, until the tests close the connection."""
     children = []
     while fds := socket.recv_fds(control, 1, 1)[1]:
         child = os.fork()
@@ -331,4 +355,4 @@ def run_file(words: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    start(*(socket.socket(fileno=int(number)) for number in sys.argv[1:]))

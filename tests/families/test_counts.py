@@ -9,13 +9,14 @@ import torch
 from catalogue import (
     Case,
     cases,
+    decoding,
     family_and_structure,
     make_inputs,
     over,
     over_catalogue,
     published,
-    settings,
     spec_of,
+    structure,
     time_axis,
 )
 
@@ -28,7 +29,7 @@ from anyformer.runtime.state import State, declarations
 from anyformer.stacks.block import Block
 
 
-@over_catalogue("", settings, run=True)
+@over_catalogue("", structure, run=True)
 def test_count_of_every_case(case: Case) -> None:
     counted, (model, _) = af.count(spec_of(case)), published(case)
     learned = trained_by_transformers(model)
@@ -129,7 +130,7 @@ def test_one_layer_of_each_kind_counts_for_all_in_every_name(name: str) -> None:
     assert counted(af.spec(name)) == built(af.spec(name))
 
 
-@over([case for case in cases() if spec_of(case).writes and "G1" not in case.skip], settings)
+@over([case for case in cases() if spec_of(case).writes and "G1" not in case.skip], decoding)
 def test_state_is_what_a_pass_leaves_behind(case: Case) -> None:
     """Windows, latents, recurrences, and memories of an encoder that are shorter than its input."""
     spec = spec_of(case)

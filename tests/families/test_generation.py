@@ -166,7 +166,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@in_ways("way", WAYS, "greedy constrained beams-early")
+@in_ways("way", WAYS, "greedy beams-early")
 def test_g4_a_padded_batch_equals_transformers_row_by_row(case: Case, way: dict[str, Any]) -> None:
     """Sequences, scores of sequences and of every token, and beam indices."""
     inputs = prompts(case)

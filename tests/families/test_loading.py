@@ -104,7 +104,7 @@ def test_l1_outputs_equal_published_with_padding(case: Case) -> None:
     return compare(expected, mine)
 
 
-@over_catalogue("L2", family)
+@over_catalogue("L2", shape)  # the names of a family are those of L1 and L5
 def test_l2_misfits_are_named(case: Case, tmp_path) -> None:
     shutil.copytree(folder(case), tmp_path / "m")
     file = tmp_path / "m" / weights(case)
@@ -268,7 +268,7 @@ def test_l7_a_wrong_value_is_refused(case: Case) -> None:
             family.read({**config, name: "gelv"})
 
 
-@over_catalogue("L7", family)
+@over_catalogue("L7", shape)
 def test_l7_an_unknown_field_is_kept_and_named_in_one_warning(case: Case, tmp_path) -> None:
     shutil.copytree(folder(case), tmp_path / "m")
     config = json.loads((folder(case) / "config.json").read_text())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from catalogue import Case, close, make_inputs, ours, over_catalogue, shared, structure
+from catalogue import Case, close, graph, make_inputs, ours, over_catalogue, shared, structure
 from torch import Tensor, nn
 
 import anyformer as af
@@ -70,7 +70,7 @@ def test_i1_everything_can_be_kept_and_nothing_changes(case: Case) -> None:
     assert silent == [], f"no value at {silent}"
 
 
-@over_catalogue("I1", everyday=structure)
+@over_catalogue("I1", everyday=graph)
 def test_i1_on_every_kernel_and_fused(case: Case) -> None:
     inputs = make_inputs(case)
     for change in ({"kernel": "eager"}, {"kernel": "sdpa"}, {"fused": True}):
@@ -82,7 +82,7 @@ def test_i1_on_every_kernel_and_fused(case: Case) -> None:
             equal(model(**inputs), af.trace(model, keep="**", **inputs).output)
 
 
-@over_catalogue("I1", everyday=structure)
+@over_catalogue("I1", everyday=graph)
 def test_i1_a_change_does_what_a_hook_does(case: Case) -> None:
     model = shared(case)
     other = run(case, keep=layers(model))

@@ -35,8 +35,8 @@ SLOW = {"google/switch-base-32"}  # seconds, to build the published class
 
 
 def over_published(chosen: list[dict[str, Any]], every: bool = True) -> Any:
-    """Parametrise over all rows; or every day over the first that shows something new of its family, and over other
-    sizes in `make test-all`."""
+    """Parametrise over all rows; or every day over the first that shows a class or a choice that no row of its family
+    showed, and over others in `make test-all`."""
     seen: set[Any] = set()
     rows = []
     for row in chosen:
@@ -48,10 +48,10 @@ def over_published(chosen: list[dict[str, Any]], every: bool = True) -> Any:
 
 
 def said(config: dict[str, Any]) -> set[Any]:
-    """Return the class and every field of it that is read: its value, or for a size whether it is set."""
+    """Return the class and every field that is read and is no size: its value."""
     fields = families.find(config["model_type"]).fields
     known = {name: value for name, value in config.items() if isinstance(fields.get(name), Entry)}
-    values = {name: value > 0 if type(value) in (int, float) else str(value) for name, value in known.items()}
+    values = {name: str(value) for name, value in known.items() if type(value) not in (int, float)}
     return {(config["model_type"], *item) for item in (("class", str(config.get("architectures"))), *values.items())}
 
 

@@ -50,7 +50,7 @@ def until(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_trainings_end_with_their_parent(end: signal.Signals, tmp_path: Path) -> None:
     program = "import pathlib, sys, test_processes; test_processes.two_trainings(pathlib.Path(sys.argv[1]))"
     path = {"PYTHONPATH": os.pathsep.join((str(Path(__file__).parent), *filter(None, sys.path)))}

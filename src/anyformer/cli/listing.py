@@ -153,10 +153,12 @@ def known_names() -> str:
 def generate_options(specs: Iterable[Model]) -> dict[str, str]:
     """Return the types of the keywords of `generate`: inputs of the models that can generate, fields of `Settings`, and
     arguments, without those that its overloads declare."""
+    from anyformer.counting.shared_layers import Survey
     from anyformer.generation import Settings, generate
     from anyformer.models.construct import skeleton
 
-    models = [model for model in map(skeleton, specs) if model.spec.left_to_right or model.predicts_by_position]
+    built = (skeleton(spec, Survey) for spec in specs)  # of equal layers one
+    models = [model for model in built if model.spec.left_to_right or model.predicts_by_position]
     kinds = {name: model.input_kinds.get(name) for model in models for name in {*model.inputs} - {*model.common}}
     types = {None: "Any", "flag": "bool"}  # other kinds are tensors
     inputs = {name: types.get(kind, "Tensor") for name, kind in kinds.items() if kind != "labels"}

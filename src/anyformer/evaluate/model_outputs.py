@@ -62,12 +62,14 @@ def set_kernel(model: Any, kernel: str, training: bool | None = None) -> Iterato
     """Run a model with a kernel and a mode; restore both afterwards."""
     before = model.kernel, model.training
     model.kernel = kernel
-    model.train(model.training if training is None else training)
+    if training is not None:
+        model.train(training)
     try:
         yield
     finally:
         model.kernel = before[0]
-        model.train(before[1])
+        if training is not None:
+            model.train(before[1])
 
 
 def call(model: Any, inputs: Mapping[str, Any], **options: Any) -> Any:

@@ -23,7 +23,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal, Self, TypeVar, dataclass_transform
 
-from anyformer.specs.field_types import check_ranges, type_name
+from anyformer.specs.field_types import annotated_hints, check_ranges, type_name
 from anyformer.specs.frozen import Table as Table
 from anyformer.specs.frozen import freeze as freeze
 from anyformer.specs.frozen import is_flat as is_flat
@@ -252,8 +252,8 @@ class Part:
 
 def _hints(cls: Any) -> dict[str, Any]:
     """Return field name -> type for the fields of a Part."""
-    types = typing.get_type_hints(cls)
-    return {field.name: types[field.name] for field in dataclasses.fields(cls)}
+    evaluated = types.SimpleNamespace(__annotations__=annotated_hints(cls))  # evaluating the code of types takes long
+    return typing.get_type_hints(evaluated)
 
 
 def _defaults_of(cls: Any) -> dict[str, Any]:
