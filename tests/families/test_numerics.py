@@ -97,7 +97,7 @@ def test_n2_kernels_agree_in_float16(case: Case) -> None:
     kernels_agree(case, torch.float16)
 
 
-@over_catalogue("N2", graph)
+@over_catalogue("N2", structure)
 def test_n2_training_under_autocast(case: Case) -> None:
     """Loss and gradients are finite. The loss has the accuracy of bf16, which rounds to 3 digits."""
     holds(invariants.check_mixed_precision, ours(case), make_inputs(case), 0.1)
