@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 import anyformer as af
 from anyformer import families
+from anyformer.kernels.capture import without_reading
 from anyformer.parts.attention.bahdanau import AdditiveAttention
 from anyformer.parts.mask import Causal
 from anyformer.parts.recurrent.lstm import GRU, LSTM, Recurrent
@@ -82,16 +84,31 @@ def test_a_padded_prompt_is_remembered_as_it_is(kind: type[Recurrent]) -> None:
         close(found, model(input_ids=ids[:, 5:], past_key_values=alone).logits)
 
 
+@pytest.mark.parametrize("reading", [nullcontext, without_reading])
 @KINDS
-def test_documents_and_pads(kind: type[Recurrent]) -> None:
-    """N4 and N7: a padded or packed text gives the same result as a text in its own row."""
-    module, a, b = made(kind(), D), torch.randn(1, 3, D), torch.randn(1, 4, D)
+def test_documents_and_pads(kind: type[Recurrent], reading: Any) -> None:
+    """N4 and N7: a padded or packed text gives the same result as a text in its own row, with torch's kernel and,
+    where values cannot be read, token by token."""
+    module, a, b = made(kind(width=6), D), torch.randn(1, 3, D), torch.randn(1, 4, D)
     first, second = module(a, context(3)), module(b, context(4))
-    packed = module(torch.cat((a, b), 1), context(7, documents=torch.tensor([[0] * 3 + [1] * 4])))
-    close(packed, torch.cat((first, second), 1))
+    rows = torch.cat((torch.cat((a, b), 1), torch.cat((b, a), 1)))
+    with reading():
+        packed = module(rows, context(7, documents=torch.tensor([[0] * 3 + [1] * 4, [0] * 4 + [1] * 3])))
+    close(packed, torch.cat((torch.cat((first, second), 1), torch.cat((second, first), 1))))
     real = torch.tensor([[False] * 4 + [True] * 3])
     close(module(torch.cat((b, a), 1), context(7, is_token=real))[:, 4:], first)
     close(module(torch.cat((a, b), 1), context(7, is_token=real.flip(1)))[:, :3], first)
+
+
+@KINDS
+def test_documents_of_very_different_lengths(kind: type[Recurrent], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read token by token, because rows of their own would be nearly all padding."""
+    module, x = made(kind(), D), torch.randn(1, 40, D)
+    documents = torch.arange(40).clamp(min=20)[None]
+    texts = [x[:, documents[0] == each] for each in documents.unique()]
+    expected = torch.cat([module(text, context(text.shape[1])) for text in texts], 1)
+    monkeypatch.setattr(module, "all_at_once", None)
+    close(module(x, context(40, documents=documents)), expected)
 
 
 def test_additive_attention() -> None:

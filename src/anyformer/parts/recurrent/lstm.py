@@ -41,6 +41,9 @@ class GRU(Recurrent, sees="past", called=("gated recurrent unit",)):
     al. 2014]. It has one state instead of the LSTM's two, and three products instead of four."""
 
 
+# Documents of very different lengths would need rows that are nearly all padding. Above this factor they are read
+# token by token.
+MOST_PADDING = 8
 State = tuple[Tensor, ...]  # (B, W) each; the first is the hidden state
 
 
@@ -72,10 +75,13 @@ class RecurrentModule(PartModule):
             before = x.new_zeros(len(self.states), x.shape[0], self.width).unbind(0)
         else:
             before = tuple(store.tensors[name].expand(x.shape[0], -1).to(x.dtype) for name in self.states)
-        plain = is_plain(self.gates) and is_plain(self.recurrent)
-        unbroken = rows.keep is None and (rows.real is None or store is None)  # pads at the end change no real token
-        fast = plain and unbroken and can_read_values() and not x.is_meta
-        y, last = self.all_at_once(x, before) if fast else self.steps(x, before, rows)
+        plain = is_plain(self.gates) and is_plain(self.recurrent) and can_read_values() and not x.is_meta
+        if not plain or (store is not None and (rows.keep is not None or rows.real is not None)):
+            y, last = self.steps(x, before, rows)
+        elif rows.keep is None:  # pads are at the end, where they change no real token
+            y, last = self.all_at_once(x, before)
+        else:
+            y, last = self.by_document(x, before, rows), before
         if store is not None:
             for name, tensor in zip(self.states, last, strict=True):
                 store.replace(name, tensor)
@@ -91,6 +97,22 @@ class RecurrentModule(PartModule):
         initial = states if len(states) > 1 else states[0]
         y, *last = type(self).kernel(x, initial, weights, True, 1, 0.0, self.training, False, True)
         return y, tuple(each[0] for each in last)
+
+    def by_document(self, x: Tensor, before: State, rows: PackedRows) -> Tensor:
+        """Give each document a row of its own, so that torch's kernel can read all of them side by side."""
+        assert rows.keep is not None
+        first = rows.keep == 0
+        first[:, 0] = True
+        starts = first.flatten().nonzero()[:, 0]  # (N,) for N documents
+        document = first.flatten().cumsum(0) - 1  # (B T)
+        place = torch.arange(len(document), device=x.device) - starts[document]  # within the document
+        longest = int(place.max()) + 1
+        if len(starts) * longest > MOST_PADDING * len(document):
+            return self.steps(x, before, rows)[0]
+        apart = x.new_zeros(len(starts), longest, x.shape[-1])
+        apart[document, place] = x.flatten(0, 1)
+        y, _ = self.all_at_once(apart, x.new_zeros(len(before), len(starts), self.width).unbind(0))
+        return y[document, place].view(*x.shape[:2], self.width)
 
     def steps(self, x: Tensor, before: State, rows: PackedRows) -> tuple[Tensor, State]:
         """Run token by token. A new document begins with a zero state, and a pad does not change the state."""
