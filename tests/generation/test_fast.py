@@ -78,6 +78,13 @@ def test_other_weights_are_another_recording(model: Any) -> None:
     assert len(model.captures) == 2
 
 
+def test_a_model_made_in_inference_mode(model: Any) -> None:
+    with torch.inference_mode():
+        inference = copy.deepcopy(model)
+        assert inference.head.out.weight.is_inference()
+        assert torch.equal(*both(inference, prompt()))
+
+
 def test_few_recordings_are_kept_and_none_is_copied(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast, "MAX_CAPTURES", 2)
     for rows in range(1, 5):

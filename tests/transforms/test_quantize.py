@@ -217,6 +217,16 @@ def test_generation_with_int8_weights() -> None:
     assert torch.equal(cached, af.generate(again, input_ids=ids, max_new_tokens=8, eos_token_id=None))
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_made_and_used_in_inference_mode(format: str) -> None:
+    """Tensors made there do not count their changes."""
+    ids = inputs_of("gpt2")["input_ids"]
+    expected = af.generate(quantize(model_of("gpt2"), format=format), input_ids=ids, max_new_tokens=4)
+    with torch.inference_mode():
+        model = quantize(model_of("gpt2"), format=format)
+        assert torch.equal(af.generate(model, input_ids=ids, max_new_tokens=4), expected)
+
+
 def test_patterns_and_mistakes() -> None:
     model = quantize(model_of("llama"), "decoder.*")
     assert type(model.head.out) is torch.nn.Linear and type(model.decoder.layers[0].attention.op.q) is Int8Linear

@@ -25,6 +25,7 @@ from anyformer.generation.search_state import Search
 from anyformer.generation.stepper import Stepper
 from anyformer.kernels import few_rows, hardware
 from anyformer.kernels.capture import capture, graph_capture
+from anyformer.kernels.packed import version_of
 from anyformer.kernels.triton_launch import compile_ahead, launch_errors, start_compiler
 from anyformer.models import Call, TransformerModule, position_limit
 from anyformer.parts.base import HasTokens
@@ -197,7 +198,7 @@ def capture_key(
         labels,
         None if state is None or state.memory is None else state.memory.shape,
         state is None or state.memory_is_token is None,
-        tuple((tensor.data_ptr(), tensor.dtype, tensor._version if compiled else 0) for tensor in tensors),
+        tuple((tensor.data_ptr(), tensor.dtype, version_of(tensor) if compiled else 0) for tensor in tensors),
     )
 
 

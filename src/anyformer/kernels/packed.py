@@ -10,6 +10,11 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was changed in place. An inference tensor does not count: it is taken as unchanged."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 class Packed:
     """Packed weights by the memory address of the weights, because a custom operation receives tensors, not modules.
     They are packed at the first call, and again if the weights have changed (`stamp` is for changes that the tensor's
@@ -19,7 +24,7 @@ class Packed:
         self.kept: dict[int, tuple[StorageWeakRef, tuple[int, int], Any]] = {}
 
     def get(self, weight: Tensor, make: Callable[[], Any], stamp: int = 0, owner: object = None) -> Any:
-        entry, version = self.kept.get(weight.data_ptr()), (weight._version, stamp)
+        entry, version = self.kept.get(weight.data_ptr()), (version_of(weight), stamp)
         if entry is None or entry[0].expired() or entry[1] != version:
             self.kept = {pointer: kept for pointer, kept in self.kept.items() if not kept[0].expired()}
             entry = StorageWeakRef(weight.untyped_storage()), version, make()
