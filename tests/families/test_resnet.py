@@ -176,7 +176,7 @@ def test_clear_errors() -> None:
         (lambda: Convolutions(layers=(Convolution(width=4),)), "the last layer must be a Convolution without a width"),
         (lambda: Convolutions(layers=()), "the last layer must be a Convolution"),
         (lambda: ResidualDown(width=4, layers=(two,), skip=one), "the stride of all layers, 2"),
-        (lambda: ConvolutionEmbedding(layers=(one,), pool=2), "odd pool"),
+        (lambda: ConvolutionEmbedding(layers=(one,), pool=2), "pool is 2; it must be odd"),
         (lambda: af.override(af.spec("gpt2"), {"decoder.layers.attention.op": Convolutions(layers=(one,))}), "future"),
         (lambda: af.override(af.spec("resnet-18"), {"encoder.down": ()}), "encoder: down has 0 steps; 4 stages"),
     ):  # fmt: skip

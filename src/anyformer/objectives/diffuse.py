@@ -101,7 +101,7 @@ class Diffuse(LabelledPictures, called=("diffusion", "classifier-free guidance")
         return noise_loss(model, clean, batch, {"class_labels": batch["class_labels"]})
 
 
-class DiffuseText(Captioned, called=("text to image",)):
+class DiffuseText(Captioned):
     """Columns "image" and "text" (see `Captioned`): generate images of a text from noise, with a text encoder and a
     decoder of patches that are trained together. The text is replaced by an empty one with probability `untold`, as
     classifier-free guidance needs."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from anyformer.runtime.context import Context, InputExtra
 from anyformer.runtime.inputs import Kind
-from anyformer.specs.part import Part, walk
+from anyformer.specs.part import Part, Site, walk
 
 
 class PartModule(nn.Module):
@@ -18,8 +18,12 @@ class PartModule(nn.Module):
 
     def __init_subclass__(cls, of: type[Part] | tuple[type[Part], ...] = (), **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+
+        def build(part: Part, site: Site) -> nn.Module:
+            return cls()
+
         for kind in of if isinstance(of, tuple) else (of,):
-            kind.set_module(cls if cls.__init__ is not nn.Module.__init__ else lambda part, site: cls())
+            kind.set_module(cls if cls.__init__ is not nn.Module.__init__ else build)
 
 
 @runtime_checkable

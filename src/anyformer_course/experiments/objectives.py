@@ -29,6 +29,7 @@ from anyformer.objectives.objective import Objective
 from anyformer.objectives.span_corruption import SpanCorruption
 from anyformer.objectives.translate import Translate
 from anyformer.objectives.vocabulary_info import VocabularyInfo
+from anyformer.specs.field_types import Fraction
 from anyformer.train.run import Pretrained
 from anyformer_course.lab.function_task import ANSWER, functions, share_right, vocabulary
 from anyformer_course.lab.narang_changes import TableSize, vanilla
@@ -63,7 +64,7 @@ SOLVED = 0.1  # after the best objective, a trained model has at least this shar
 class ShuffledTokens(Noise):
     """Permute a share `rate` of the tokens [Liu et al. 2019a, as in Raffel et al. 2020]."""
 
-    rate: float = 1.0
+    rate: Fraction = 1.0
 
     def damage(self, ids: np.ndarray, random: np.random.Generator, known: VocabularyInfo) -> np.ndarray:
         moved = np.sort(self.some(len(ids), random))
