@@ -7,9 +7,9 @@
 # needed to continue, without the weights.
 folder=${1:?a folder} seconds=${2:?seconds}
 shift 2
-[ $# -gt 0 ] || set -- low-rank what-tuning-changes induction-heads emergence transformer-and-recurrence positions \
-    encoders-generate-badly many-to-many sharing batch-size pixel-attention-or-convolution objectives switch-scaling \
-    modifications frozen-or-full-fine-tuning larger-learn-from-fewer images-by-data scaling-laws next-sentence electra \
+[ $# -gt 0 ] || set -- what-tuning-changes induction-heads transformer-and-recurrence encoders-generate-badly \
+    many-to-many sharing batch-size pixel-attention-or-convolution objectives switch-scaling modifications \
+    frozen-or-full-fine-tuning larger-learn-from-fewer images-by-data scaling-laws next-sentence electra \
     speech-from-few-labels
 export PYTHONPATH=src PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=${TOKENIZERS_PARALLELISM:-false}
 mkdir -p "$folder"
