@@ -49,6 +49,13 @@ def test_padding_tokens_without_a_mask(name: str) -> None:
     close(mine, theirs)
 
 
+def test_scores_without_a_head_are_not_generated_from() -> None:
+    """FSMTModel returns scores as its last hidden state."""
+    case = BY_ID["FSMTModel"]
+    with pytest.raises(ValueError, match="FSMTModel has no language-model head"):
+        af.generate(shared(case), **make_inputs(case))
+
+
 @pytest.mark.parametrize("name", ["MarianMTModel", "MarianMTModel-two-vocabularies"])
 def test_labels_alone(name: str) -> None:
     case = BY_ID[name]

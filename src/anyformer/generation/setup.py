@@ -18,6 +18,7 @@ from anyformer.generation.search_state import Ending, Search
 from anyformer.generation.stepper import Stepper
 from anyformer.models import Call, TransformerModule
 from anyformer.parts.base import HasScores, vocabulary_size
+from anyformer.parts.head.language import VocabularyOutput
 from anyformer.runtime.inputs import check_given, in_model_dtype
 from anyformer.runtime.state import State
 
@@ -113,10 +114,15 @@ def begin(
 def check_can_generate(model: TransformerModule, by_position: bool = False) -> None:
     """Raise ValueError if the model does not predict the next token. `by_position` also allows models that predict the
     token at a requested position (XLNet)."""
-    head = model.spec.head
     generates = bool(model.spec.left_to_right) or (by_position and model.predicts_by_position)
-    if not generates or not isinstance(model.head, HasScores) or vocabulary_size(head) is None:
+    if not generates or not has_language_head(model):
         raise ValueError(f"{model.spec.architecture or 'this model'} {NOT_GENERATIVE}")
+
+
+def has_language_head(model: TransformerModule) -> bool:
+    head = model.spec.head  # FSMTModel computes scores, but returns them as hidden states
+    scores = isinstance(model.head, HasScores) and not isinstance(head, VocabularyOutput)
+    return scores and vocabulary_size(head) is not None
 
 
 def check_assistant(model: TransformerModule, assistant: TransformerModule, s: Settings, prompt: Prompt) -> None:
@@ -125,7 +131,7 @@ def check_assistant(model: TransformerModule, assistant: TransformerModule, s: S
             raise ValueError(f"assistant_model: {what}")
 
     mine, other = model.spec.head.vocab_size, vocabulary_size(assistant.spec.head)
-    need(bool(assistant.spec.left_to_right) and other is not None, f"it {NOT_GENERATIVE}")
+    need(bool(assistant.spec.left_to_right) and has_language_head(assistant), f"it {NOT_GENERATIVE}")
     need(other == mine, f"its vocabulary has {other} tokens, the model's has {mine}")
     need(not assistant.training, "must be in eval mode: call assistant_model.eval()")
     need(assistant.spec.pair == model.spec.pair, "either both models need an encoder or none")
