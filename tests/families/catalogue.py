@@ -39,6 +39,7 @@ from anyformer.parts.grid.pooled_attention import PooledAttention
 from anyformer.parts.head import contrastive, double, likely_spans, replaced_tokens, similarity, xvector
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.parts.head.ctc import CTCHead
+from anyformer.parts.head.feature_maps import ChosenLayers
 from anyformer.parts.head.image import PixelHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pretraining import NextSentenceHead, PretrainingHead
@@ -209,7 +210,10 @@ def shallow(case: Case) -> Any:
         return max(map(kinds.index, kinds), default=-1) + 1
 
     stacks = {path: part for path, part in af_walk(spec_of(case)) if isinstance(part, Stack) and part.order is None}
-    model = af.build(af.override(spec_of(case), {f"{path}.depth": enough(part) for path, part in stacks.items()}))
+    changes: dict[str, Any] = {f"{path}.depth": enough(part) for path, part in stacks.items()}
+    chosen = (path for path, part in stacks.items() if isinstance(part.neck, ChosenLayers))
+    changes |= {f"{path}.neck.layers": (0, changes[f"{path}.depth"]) for path in chosen}
+    model = af.build(af.override(spec_of(case), changes))
     randomise(model)
     return model.eval()
 

@@ -185,6 +185,7 @@ class LayerCost:
     sums: Sums
     kept: int
     same: bool  # whether the output has the shape of the input
+    keeps_output: bool
 
 
 @dataclasses.dataclass
@@ -233,6 +234,9 @@ class Ledger(TorchDispatchMode):
         later[frame.address] += future
         masked = future if frame.mask is None else flops * (T * T - visible_pairs(frame.mask, T)) // (T * T)
         hidden[frame.address] += masked
+
+    def holds(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self.held
 
     def keep(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -285,12 +289,15 @@ class Ledger(TorchDispatchMode):
         The first two equal layers run (the first also computes values that all layers share); later ones reuse the
         second's cost. `names`: the address of the module that runs, and of this layer."""
         runs = self.runs.setdefault((id(layer), x.shape, x.dtype), [])
-        out = x
         if len(runs) < 2 or not runs[1].same:
             outer, kept, self.sums = self.sums, self.kept, empty_sums()
             out = type(layer).forward(layer, x, ctx)
-            runs.append(LayerCost(self.sums, self.kept - kept, out.shape == x.shape))
+            runs.append(LayerCost(self.sums, self.kept - kept, out.shape == x.shape, self.holds(out)))
             self.sums, self.kept = outer, kept
+        else:  # the cost includes the input, so what reads the states of all layers keeps no second copy of it
+            out = x.clone()
+            for tensor in (x, out) if runs[1].keeps_output else (x,):
+                self.held[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
         for mine, more in zip(self.sums, runs[-1].sums, strict=True):
             for address, flops in more.items():
                 mine[names[1] + address.removeprefix(names[0])] += flops

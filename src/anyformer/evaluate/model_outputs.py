@@ -48,7 +48,7 @@ def in_double(model: Any) -> Any:
 def results(spec: Any, out: Any) -> dict[str, tuple[Tensor, bool]]:
     """Return name -> (tensor, whether its second dimension is time) of all outputs, without attention maps and caches,
     and without outputs that depend on the other rows of a batch."""
-    found = {}
+    found = {f"feature_maps.{i}": (value, False) for i, value in enumerate(out.get("feature_maps", ()))}
     for name, value in out.items():
         of_batch = name.startswith(("encoder_", "logits_per_", "image_hidden_"))
         if isinstance(value, Tensor) and value.dim() > 1 and value.is_floating_point() and not of_batch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from anyformer.families.base.family import Size
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, Entry, activation, entry, parameter, rules_of, split
+from anyformer.families.shared.backbone import FIELDS, backbone_class
 from anyformer.families.shared.vision import BACKBONE
 from anyformer.families.vit import INNER, LAYER, VIT, WEIGHTS
 from anyformer.parts import (
@@ -62,6 +63,7 @@ DINOV2 = VIT.but(
              "embedding.position": ResizedLearned(length=256, offset=1), "encoder.norm": NORM},
     classes={
         "Dinov2Model": Class(PooledOutput(pool=FIRST), prefix=""),
+        "Dinov2Backbone": backbone_class(NORM, width=768, depth=12),
         "Dinov2ForImageClassification": Class(ClassAndPatchesHead(num_labels=2, pool=FIRST), "classifier"),
     },
     config={
@@ -72,7 +74,7 @@ DINOV2 = VIT.but(
         "drop_path_rate": "encoder.layers.*.drop_path",
         "layerscale_value": "encoder.layers.*.residual.start",
         "tie_last_hidden_states": Ignored(None, "hidden states are the encoder's, before the norm"),
-        **dict.fromkeys((*BACKBONE, "apply_layernorm", "reshape_hidden_states"), BACKBONE["stage_names"]),
+        **BACKBONE, **FIELDS,
         **dict.fromkeys(("intermediate_size", "encoder_stride", "pooler_output_size", "pooler_act", "has_pooler")),
     },
     weights={

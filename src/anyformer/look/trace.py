@@ -180,7 +180,9 @@ def main_tensor(output: Any) -> tuple[Tensor | None, Callable[[Tensor], Any]]:
         return output, lambda new: new
     if isinstance(output, tuple) and output and isinstance(output[0], Tensor):  # an embedding also returns its context
         return output[0], lambda new: (new, *output[1:])
-    if isinstance(output, dict):  # a head: its logits, or the first of its outputs
+    if isinstance(output, dict):  # a head: its logits, the last of its feature maps, or the first of its outputs
+        if maps := output.get("feature_maps"):
+            return maps[-1], lambda new: {**output, "feature_maps": (*maps[:-1], new)}
         names = [name for name, value in output.items() if isinstance(value, Tensor) and value.dim()]
         name = "logits" if "logits" in names else next(iter(names), None)
         return (None if name is None else output[name]), lambda new: {**output, name: new}

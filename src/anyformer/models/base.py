@@ -187,7 +187,8 @@ class TransformerModule(PublishedModule, Generic[M]):
         if not can_read_values():
             return
         halves = (torch.float16, torch.bfloat16)
-        tensors = [v for v in outputs.values() if isinstance(v, Tensor) and v.dtype in halves and v.numel()]
+        values = [*outputs.values(), *(outputs.get("feature_maps") or ())]
+        tensors = [v for v in values if isinstance(v, Tensor) and v.dtype in halves and v.numel()]
         if not tensors:
             return
         loss = outputs.get("loss")

@@ -61,6 +61,7 @@ class Output(dict[str, Any]):
     mc_loss: Tensor
     # pictures and speech
     reshaped_hidden_states: tuple[Tensor, ...]
+    feature_maps: tuple[Tensor, ...]
     global_attentions: tuple[Tensor, ...]
     reconstruction: Tensor
     sample: Tensor

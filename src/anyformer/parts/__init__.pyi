@@ -135,6 +135,7 @@ from anyformer.parts.head.classify import ClassifyHead as ClassifyHead, Multiple
 from anyformer.parts.head.contrastive import ContrastHead as ContrastHead, Quantizer as Quantizer
 from anyformer.parts.head.ctc import CTCHead as CTCHead
 from anyformer.parts.head.double import DoubleHead as DoubleHead, Summary as Summary
+from anyformer.parts.head.feature_maps import ChosenLayers as ChosenLayers, FeatureMapsHead as FeatureMapsHead
 from anyformer.parts.head.frames import RealOutput as RealOutput
 from anyformer.parts.head.image import DistilledHead as DistilledHead, ImageOutput as ImageOutput, PixelHead as PixelHead
 from anyformer.parts.head.language import LMHead as LMHead, VocabularyOutput as VocabularyOutput

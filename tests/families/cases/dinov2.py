@@ -20,7 +20,12 @@ def case(architecture: str, config: dict, name: str = "", **more) -> Case:
     return Case("dinov2", architecture, config, name, skip=vit.SKIP, **more)
 
 
+BACKBONE = {**SMALL, "out_features": ["stem", "stage2", "stage3"]}
+
 CASES = [
+    case("Dinov2Backbone", BACKBONE),
+    case("Dinov2Backbone", {**ODD, "out_indices": [1, -1], "apply_layernorm": False, "reshape_hidden_states": False},
+         "odd", inputs=WIDE),
     case("Dinov2ForImageClassification", SMALL),
     case("Dinov2Model", SMALL),
     case("Dinov2ForImageClassification", {**ODD, "use_mask_token": False}, "odd", inputs=WIDE),

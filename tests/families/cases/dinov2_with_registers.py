@@ -8,6 +8,7 @@ def case(architecture: str, config: dict, name: str = "", **more) -> Case:
 
 
 CASES = [
+    case("Backbone", dinov2.BACKBONE),
     case("ForImageClassification", dinov2.SMALL),
     case("Model", dinov2.SMALL),
     case("ForImageClassification", {**dinov2.ODD, "use_swiglu_ffn": True, "num_register_tokens": 1}, "odd",
