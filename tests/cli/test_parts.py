@@ -113,13 +113,6 @@ def test_the_table_gives_what_the_classes_give(
     assert run("parts", *arguments) == asked
 
 
-def test_parts_are_listed_without_torch() -> None:
-    for term in ("rotary", "typical sampling", "paged attention"):  # a Part, a mentioned term, an unknown term
-        code = f"import sys; from anyformer import cli; cli.main(['parts', {term!r}]); sys.exit('torch' in sys.modules)"
-        assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0, term
-    assert not verb.only_ours()  # other tests may have declared Parts, which must be listed too
-
-
 def test_no_other_name_is_said_twice_where_both_fit() -> None:
     """In one slot, a name belongs to only one kind."""
     for slot in {kind.__mro__[-3] for kind in every_kind().values()} - {Part}:  # the kinds right below Part
