@@ -64,11 +64,6 @@ def one_line(result: tuple[int, str, str], *words: str) -> None:
         assert word in err, err
 
 
-def words(value: object) -> str:
-    """Return the id of a test: the command it runs."""
-    return " ".join(value)[:60] or "alone" if isinstance(value, list) else ""
-
-
 # -- starting ---------------------------------------------------------------------------------------------------------
 
 
@@ -131,36 +126,6 @@ def test_every_verb_has_help(run, verb: str) -> None:
     code, out, err = run(verb, "--help")
     assert code == 0 and err == "" and f"usage: anyformer {verb}" in out
     assert "lectures" not in out  # users of a command need not know them
-
-
-@pytest.mark.parametrize(
-    ("arguments", "nearest"),
-    [(["zooo"], "did you mean 'zoo'?"), (["cuont", "gpt2"], "did you mean 'count'?"),
-     (["zoo", "--jsno"], "did you mean '--json'?"), (["--versoin"], "did you mean '--version'?"),
-     (["zoo", "--family", "gpt"], "did you mean 'gpt2'?"), (["count", "gtp2"], "did you mean 'gpt2'?"),
-     (["count", "gpt2", "--dtype", "bfloat"], "did you mean 'bfloat16'?"),
-     (["count", "gpt2", "--set", "decoder.dept=3"], "did you mean 'depth'?"),
-     (["count", "gpt2", "--set", "decoder.depth=3", "width=8"], "did you mean '--set width=8'?"),
-     (["convert", "a", "b", "--ofline"], "did you mean '--offline'?"),
-     (["convert", "a", "b", "--format", "hff"], "did you mean 'hf'?")],
-    ids=words,
-)  # fmt: skip
-def test_mistakes_name_the_nearest(run, arguments: list[str], nearest: str) -> None:
-    one_line(run(*arguments), nearest)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [(["count"], "NAME"), (["count", "gpt2", "gpt2-xl"], "'gpt2-xl'"), (["convert", "a"], "DST"),
-     (["count", "gpt2", "--set", "depth"], "PATH=VALUE"), (["count", "gpt2", "--set", "decoder.depth=many"], "'many'"),
-     (["count", "gpt2", "--depth", "x"], "--depth"), (["count", "gpt2", "--depth", "0"], "--depth"),
-     (["count", "gpt2", "--set", "decoder.depth=1e12"], "layers"),
-     (["count", "gpt2", "--set", "decoder.norm=" + "[" * 100_000], "nested too deeply"),
-     (["count", "no/such/folder"], "no such file or folder"), (["count", "nothing.json"], "no such file or folder")],
-    ids=words,
-)  # fmt: skip
-def test_other_mistakes_are_one_line(run, arguments: list[str], word: str) -> None:
-    one_line(run(*arguments), word)
 
 
 def test_the_line_is_one_line_whatever_it_quotes(run) -> None:
@@ -365,16 +330,6 @@ def test_sizes_that_read_images_of_several_sizes_say_so_in_each_row(run, monkeyp
     lines = {line.split()[0]: line for line in out.splitlines()}
     assert lines["swin-tiny"].endswith("pixel_values of 3 x 224 x 224")
     assert lines["swinv2-tiny"].endswith("pixel_values of 3 x 256 x 256")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [(["gpt2", "--length", "0"], "--length is 0; it must"), (["gpt2", "--length", "4096"], "takes at most 1,024"),
-     (["--by", "sise"], "did you mean 'size'?"), (["gpt4", "--by", "size"], "did you mean 'gpt"),
-     (["gpt2", "--picture", "parts"], "a .png, .svg or .pdf"), (["gpt2", "--batch", "-1"], "--batch is -1; it must")],
-)  # fmt: skip
-def test_counting_mistakes(run, arguments: list[str], line: str) -> None:
-    one_line(run("count", *arguments), line)
 
 
 def test_a_picture_without_matplotlib(run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from anyformer import cli
 from anyformer.cli import find_mentions, listing
 from anyformer.cli import parts as verb
 from anyformer.models import Model
+from anyformer.objectives.objective import Objective
 from anyformer.parts.condition import AdaptiveNorm
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op
@@ -65,6 +66,14 @@ def test_every_kind_is_listed_once_with_what_it_is(run: Command, foreign: type[P
 
 
 ALL_KINDS = """
+import json, sys
+from anyformer.objectives import objective
+from anyformer.recipes import recipe
+from anyformer.specs.codec import override
+from anyformer.specs.part import kinds_for
+run = recipe("shakespeare")
+objectives = [*kinds_for(objective.Objective), repr(override(run, {"objective": {"kind": "SpanCorruption"}}).objective)]
+assert "anyformer.parts.recurrent.lstm" not in sys.modules
 from anyformer.parts import Attention, Block, DecoderModel, GatedMLP, Run, Sublayer
 try:
     Sublayer(op="LSTMM")  # of a kind that is not imported yet
@@ -72,18 +81,20 @@ except ValueError as error:
     message = str(error)
 from anyformer.parts import *
 names = sorted(name for name in globals() if name[0].isupper())
-import json
 from anyformer.cli import listing
 stubs = [listing.stub(), listing.known_names()]
-print(json.dumps([message, names, listing.collect_kinds(), stubs, sorted(listing.our_kinds())]))
+print(json.dumps([objectives, message, names, listing.collect_kinds(), stubs, sorted(listing.our_kinds())]))
 """
 
 
 def test_the_lists_of_parts_are_what_the_classes_say() -> None:
-    """The table of `anyformer parts` and the names of `anyformer.parts`. In a new process, because other tests
-    declare Parts."""
+    """The table of `anyformer parts`, the names of `anyformer.parts`, and the objectives that --set knows. In a new
+    process, because other tests import and declare Parts."""
     said = subprocess.run([sys.executable, "-c", ALL_KINDS], capture_output=True, text=True, check=True).stdout
-    message, names, table, stubs, kinds = json.loads(said)
+    objectives, message, names, table, stubs, kinds = json.loads(said)
+    ours = [name for name, kind in kinds_for(Objective).items() if kind.__module__.startswith("anyformer.objectives.")]
+    assert sorted(objectives) == sorted([*ours, "SpanCorruption()"])
+    assert {"Auxiliary", "Distill", "MaskedImage", "NextToken"} <= {*objectives}
     assert message.endswith("did you mean 'LSTM'?")
     assert json.loads(listing.PARTS.read_text(encoding="utf-8")) == table, "python -m anyformer.cli.listing writes it"
     for file, stub in zip((listing.STUB, listing.NAMES), stubs, strict=True):

@@ -249,8 +249,8 @@ def test_a_broken_command_breaks_nothing_else(run: Run) -> None:
     assert code == 2 and err.count("\n") == 1 and "cannot be imported from no_such_package.command" in err
 
 
-LIGHT = ("--help", "show", "show attention --help", "course", "course --help", "show x", "course 1.t5-s-span-corruption",
-         "show claim masking-rate", "show growth")  # fmt: skip
+LIGHT = ("--help", "show", "show attention --help", "course", "course --help", "show x", "show claim masking-rate",
+         "course 1.t5-s-span-corruption", "show growth")  # fmt: skip
 COMPUTING = ("show attention", "show router")
 IMPORTS = """
 import json, shlex, sys, time

@@ -297,11 +297,7 @@ def test_a_description_of_no_family_learns_labels(place: Path, capsys: pytest.Ca
 
 @pytest.mark.parametrize("arguments, line", [
     (("--text", "nowhere"), "nowhere: no such file or folder"),
-    (("--text", "texts", "--csv", "films.csv"), "give one of --text, --csv"),
-    (("--csv", "films.csv"), "--csv needs --label COLUMN"),
-    (("--csv", "films.csv", "--label", "kinds"), "no column 'kinds'; did you mean 'kind'?"),
     (("--jsonl", "films.jsonl", "--label", "kind", "--column", "txt"), "no column 'txt'"),
-    (("--text", "texts", "--label", "kind"), "--label goes with --csv, --jsonl, --tags"),
     (("--jsonl", "films.jsonl", "--label", "kind", "--delimiter", ";"), "--delimiter goes with --csv"),
     (("--csv", "films.csv", "--label", "kind", "--encoding", "utf-9"), "no encoding 'utf-9'; did you mean 'utf-8'?"),
     (("--csv", "bad.csv", "--label", "kind"), "bad.csv: column 'kind' has a single value, 'good', in all 2 rows (3 rows"

@@ -7,10 +7,8 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +30,7 @@ from anyformer.weights import hub, manifest
 sys.path.insert(0, str(Path(__file__).parent))
 import runs
 
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[runs.Nursery]:
-    made = runs.Nursery()
-    yield made
-    made.close()
+pytestmark = pytest.mark.xdist_group("nursery")  # one worker starts one process for all of them
 
 
 def steps_done(folder: Path) -> int:
@@ -287,12 +280,11 @@ def test_a_run_that_failed_before_its_first_step_leaves_no_vocabulary(tmp_path: 
     assert sorted((path.name, path.read_bytes()) for path in other.iterdir()) == before
 
 
-def test_while_it_runs_a_folder_is_not_free_before_its_first_checkpoint(tmp_path: Path) -> None:
+def test_while_it_runs_a_folder_is_not_free_before_its_first_checkpoint(tmp_path: Path, nursery: runs.Nursery) -> None:
     texts = runs.write_texts(tmp_path / "texts")
     first = setup(runs.run_of(texts), tmp_path / "run")
-    code = "import sys, pathlib; from anyformer.data import lock; lock.FolderLock(pathlib.Path(sys.argv[1])).acquire()"
-    other = subprocess.run([sys.executable, "-c", code, str(first.folder)], capture_output=True, text=True)
-    assert "is in use" in other.stderr
+    nursery.start("train", texts, first.folder, "fp32", 2)
+    assert nursery.wait() == 1 and not manifest.steps(first.folder)  # refused: without the lock it would train
 
 
 def test_resume_before_the_first_checkpoint_says_where_it_starts(tmp_path: Path) -> None:
