@@ -71,6 +71,12 @@ def computed(session_results: Computed, monkeypatch: pytest.MonkeyPatch) -> Comp
 
 
 @pytest.fixture
+def shared_show(session_results: Computed, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Give a module the results that stops of the same lesson have, if they run in this process."""
+    monkeypatch.setattr(request.module, "show", session_results.show)
+
+
+@pytest.fixture
 def sample(monkeypatch: pytest.MonkeyPatch) -> lesson.Lesson:
     """The lesson of this folder, in place of the lessons of the course."""
     monkeypatch.setattr(lesson, "FOLDER", SAMPLE)

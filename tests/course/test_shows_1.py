@@ -10,6 +10,8 @@ from torch import nn
 
 from anyformer_course import show
 
+pytestmark = [pytest.mark.xdist_group("course-1"), pytest.mark.usefixtures("shared_show")]
+
 
 def row(shown, name, table=0):
     return next(row for row in shown.tables[table].rows if row[0] == name)

@@ -4,6 +4,8 @@ import pytest
 
 from anyformer_course import show
 
+pytestmark = [pytest.mark.xdist_group("course-2"), pytest.mark.usefixtures("shared_show")]
+
 
 def rows(shown, table=0):
     return [list(row) for row in shown.tables[table].rows]

@@ -10,6 +10,8 @@ import torch
 from anyformer_course import show
 from anyformer_course.shows import _trained
 
+pytestmark = [pytest.mark.xdist_group("course-3"), pytest.mark.usefixtures("shared_show")]
+
 
 def rows(shown, title):
     return [row for table in shown.tables if table.title.startswith(title) for row in table.rows]
