@@ -79,9 +79,12 @@ LONGEST = tuple(f"tests/{name}.py" for name in (
 ))  # fmt: skip
 
 
+LONG_GROUPS = ("inductor", "course-")
+
+
 def turn(item: pytest.Item) -> int:
     file, group = item.nodeid.partition("::")[0], item.get_closest_marker("xdist_group")
-    if file in LONGEST or (group is not None and group.args[0] == "inductor"):
+    if file in LONGEST or (group is not None and group.args[0].startswith(LONG_GROUPS)):
         return 0
     return 1 if group is None else 2
 

@@ -136,6 +136,7 @@ def test_a_default_name_replaces_no_file_of_others(run: Run, made: Any, tmp_path
         (tmp_path / file).unlink()
     for command in ((made("gpt2"), "The fox"), ("--picture", "masks")) * 2:  # the second time replaces the first file
         assert run(*command)[0] == 0
+    assert (tmp_path / "masks.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_pair_writes_itself_or_reads_a_target(run: Run, made: Any, tmp_path: Path) -> None:

@@ -60,15 +60,6 @@ def test_a_file_is_one_list_of_objects(tmp_path: Path) -> None:
     ]
 
 
-def test_rows_without_labels_have_no_label(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"text": "x", "of": topics} for topics in (["a"], None, ["a", "b"], [])]
-    Path("topics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert cli.main(["train", "--jsonl", "topics.jsonl", "--label", "of", "--show"]) == 0
-    assert json.loads(capsys.readouterr().out)["objective"]["kind"] == "MultiLabel"
-    assert cli.main(["train", "--jsonl", "topics.jsonl", "--label", "of", "--oversample"]) == 2
-    assert "need one label per example" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("weights, why", [
     ("1", "write \"balanced\", or label=number"), ("1=2,1=3", "a label is given twice"),
     ("3=2", "no label '3'; valid: 1, 2, 5"), ("1=nan", "expected a finite number"),

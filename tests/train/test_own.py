@@ -147,11 +147,11 @@ def test_rare_classes_by_flags(place: Path, capsys: pytest.CaptureFixture[str]) 
     assert run["data"]["valid"]["kind"] == "Held"
     run = shown(capsys, *label, "--class-weights", "good=0.5,bad=2")
     assert run["objective"]["class_weights"] == {"good": 0.5, "bad": 2.0}
-    rows = [{"text": "x", "of": topics} for topics in (["a"], ["a", "b"], [])]
+    rows = [{"text": "x", "of": topics} for topics in (["a"], None, ["a", "b"], [])]
     (place / "topics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert shown(capsys, "--jsonl", "topics.jsonl", "--label", "of")["objective"]["kind"] == "MultiLabel"
     for more, why in (
-        ([*label, "--class-weights", "good"], 'write "balanced", or label=number'),
+        (["--jsonl", "topics.jsonl", "--label", "of", "--oversample"], "need one label per example"),
         ([*label, "--class-weights", "goood=2"], "did you mean 'good'?"),
         (["--text", "texts", "--oversample"], "need one label per example"),
         (["--csv", "films.csv", "--multi-label", ","], "--multi-label needs --label"),
