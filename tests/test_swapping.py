@@ -385,16 +385,12 @@ def query(layer: int, name: str = "q") -> str:
     return f"decoder.layers.{layer}.attention.op.{name}.weight"
 
 
-@pytest.mark.parametrize(
-    "ties",
-    [
-        (("head.out.weight", "head.out.weight"),),
-        ((query(0), query(1)), (query(1), query(0))),
-        ((query(0), query(1)), (query(1), query(2))),
-        (("decoder.layers.0", "decoder.layers.0"),),
-    ],
-    ids=["itself", "circle", "chain", "module"],
-)
+@pytest.mark.parametrize("ties", [
+    (("head.out.weight", "head.out.weight"),),
+    ((query(0), query(1)), (query(1), query(0))),
+    ((query(0), query(1)), (query(1), query(2))),
+    (("decoder.layers.0", "decoder.layers.0"),),
+], ids=["itself", "circle", "chain", "module"])  # fmt: skip
 def test_a_tie_to_what_is_tied_is_refused(ties: tuple[tuple[str, str], ...]) -> None:
     """Otherwise no address would own the storage, and it would not be saved."""
     with pytest.raises(ValueError, match=rf"ties.*{re.escape(ties[0][1])}.*tied"):
@@ -412,15 +408,11 @@ def test_ties_in_some_layers_are_counted_and_saved(ties: tuple[tuple[str, str], 
     assert torch.equal(af.load(tmp_path / "model")(input_ids=text()).logits, model(input_ids=text()).logits)
 
 
-@pytest.mark.parametrize(
-    "changes, fault",
-    [
-        ({"decoder.layers.attention.op.scale": -1.0}, "decoder.layers.attention.op.scale.* -1.0.* above 0"),
-        ({"init": {"*": {"kind": "Normal", "std": -1.0}}}, "std.* -1.0.* at least 0"),
-        ({"length": 0}, "length.* 0.* at least 1"),
-    ],
-    ids=["scale", "init", "length"],
-)
+@pytest.mark.parametrize("changes, fault", [
+    ({"decoder.layers.attention.op.scale": -1.0}, "decoder.layers.attention.op.scale.* -1.0.* above 0"),
+    ({"init": {"*": {"kind": "Normal", "std": -1.0}}}, "std.* -1.0.* at least 0"),
+    ({"length": 0}, "length.* 0.* at least 1"),
+], ids=["scale", "init", "length"])  # fmt: skip
 def test_values_that_nothing_could_be_computed_with(changes: dict[str, Any], fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         af.override(plain(), changes)

@@ -185,15 +185,12 @@ def test_zoo_of_a_family_is_plain_aligned_text_in_a_pipe(run) -> None:
     assert all(row[end - 1] in "KMBT" and row[end] == " " for row in rows)
 
 
-@pytest.mark.parametrize(
-    "name, found",
-    [
-        ("T5", {"t5"}),
-        ("DeepSeek", {"deepseek_v2", "deepseek_v3"}),
-        ("gpt3-175b", {"gpt2"}),
-        ("diffusion", {"autoencoder_kl", "dit", "dit_text"}),
-    ],
-)
+@pytest.mark.parametrize("name, found", [
+    ("T5", {"t5"}),
+    ("DeepSeek", {"deepseek_v2", "deepseek_v3"}),
+    ("gpt3-175b", {"gpt2"}),
+    ("diffusion", {"autoencoder_kl", "dit", "dit_text"}),
+])  # fmt: skip
 def test_zoo_by_name_and_by_purpose(run, name: str, found: set[str]) -> None:
     rows = json.loads(run("zoo", name, "--json")[1])
     assert {row["family"] for row in rows} == found

@@ -167,11 +167,10 @@ def test_each_of_two_towers(run: Run, made: Any, tmp_path: Path) -> None:
         assert data["predictions"] == [] and "has no scores" in data["lens"]["why"]
 
 
-@pytest.mark.parametrize(
-    ("name", "family", "given"),
-    [("vit", "vit", picture), ("vit", "deit", picture), ("walk", "gpt2", lambda folder: "The fox"),
-     ("windows", "swin", picture), ("windows", "swin", None), ("spectrogram", "wav2vec2", sound)],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "family", "given"), [
+    ("vit", "vit", picture), ("vit", "deit", picture), ("walk", "gpt2", lambda folder: "The fox"),
+    ("windows", "swin", picture), ("windows", "swin", None), ("spectrogram", "wav2vec2", sound),
+])  # fmt: skip
 def test_pictures_of_a_model(run: Run, made: Any, tmp_path: Path, name: str, family: str, given: Any) -> None:
     """Swin's windows can be drawn from a description, without weights and without an image."""
     pytest.importorskip("matplotlib")

@@ -134,43 +134,40 @@ def test_no_other_name_is_said_twice_where_both_fit() -> None:
         assert len(names) == len({*names}), slot
 
 
-@pytest.mark.parametrize(
-    "name, kind",
-    [("rotary", "Rope"), ("swiglu", "GatedMLP"), ("mamba", "SelectiveState"), ("mamba2", "DualState"),
-     ("rmsnorm", "RMSNorm"), ("gqa", "Attention"), ("alibi", "Alibi"), ("moe", "MoE"), ("mla", "LatentAttention"),
-     ("Longformer", "LocalAttention"), ("bpe", "TrainedBPE"), ("swish", "MLP"), ("multi-head attention", "Attention"),
-     ("masked language modelling", "Masked"), ("next sentence prediction", "MaskedAndNext"), ("InfoNCE", "Contrast"),
-     ("class token", "PrefixTokens"), ("low-rank adaptation", "LoRA"), ("return-to-go", "Act"),
-     ("layer normalization", "LayerNorm")],
-)  # fmt: skip
+@pytest.mark.parametrize("name, kind", [
+    ("rotary", "Rope"), ("swiglu", "GatedMLP"), ("mamba", "SelectiveState"), ("mamba2", "DualState"),
+    ("rmsnorm", "RMSNorm"), ("gqa", "Attention"), ("alibi", "Alibi"), ("moe", "MoE"), ("mla", "LatentAttention"),
+    ("Longformer", "LocalAttention"), ("bpe", "TrainedBPE"), ("swish", "MLP"), ("multi-head attention", "Attention"),
+    ("masked language modelling", "Masked"), ("next sentence prediction", "MaskedAndNext"), ("InfoNCE", "Contrast"),
+    ("class token", "PrefixTokens"), ("low-rank adaptation", "LoRA"), ("return-to-go", "Act"),
+    ("layer normalization", "LayerNorm"),
+])  # fmt: skip
 def test_parts_by_the_names_that_people_use(name: str, kind: str, run: Command) -> None:
     code, out, _ = run("parts", name)
     assert code == 0 and out.startswith(f"{kind}: ")
 
 
-@pytest.mark.parametrize(
-    "term, where",
-    [("beam search", "anyformer generate --num-beams"), ("nucleus sampling", "anyformer generate --top-p"),
-     ("speculative decoding", "anyformer generate --help"), ("KV cache", "anyformer generate --help"),
-     ("label smoothing", "Translate.smoothing"), ("gradient checkpointing", "Run.recompute"),
-     ("warm-up", "Cosine.warmup"), ("Noam schedule", "Noam"), ("in-context learning", "anyformer lab run neighbours"),
-     ("ALBERT", "anyformer zoo albert"), ("Qwen", "anyformer zoo qwen2"),
-     ("zero-shot", "anyformer run zero-shot-image"), ("MFU", "anyformer plan --utilisation"),
-     ("induction heads", "anyformer lab run induction-heads"), ("fashion", "anyformer train fashion-mnist"),
-     ("typical sampling", "af.generate(typical_p=...)"), ("d_model", "config.json: d_model"),
-     ("int4", "anyformer/transforms/quantize.py"), ("continuous batching", "anyformer/generation/continuous_batch.py"),
-     ("activation function", "anyformer/parts/activation.py")],
-)  # fmt: skip
+@pytest.mark.parametrize("term, where", [
+    ("beam search", "anyformer generate --num-beams"), ("nucleus sampling", "anyformer generate --top-p"),
+    ("speculative decoding", "anyformer generate --help"), ("KV cache", "anyformer generate --help"),
+    ("label smoothing", "Translate.smoothing"), ("gradient checkpointing", "Run.recompute"),
+    ("warm-up", "Cosine.warmup"), ("Noam schedule", "Noam"), ("in-context learning", "anyformer lab run neighbours"),
+    ("ALBERT", "anyformer zoo albert"), ("Qwen", "anyformer zoo qwen2"),
+    ("zero-shot", "anyformer run zero-shot-image"), ("MFU", "anyformer plan --utilisation"),
+    ("induction heads", "anyformer lab run induction-heads"), ("fashion", "anyformer train fashion-mnist"),
+    ("typical sampling", "af.generate(typical_p=...)"), ("d_model", "config.json: d_model"),
+    ("int4", "anyformer/transforms/quantize.py"), ("continuous batching", "anyformer/generation/continuous_batch.py"),
+    ("activation function", "anyformer/parts/activation.py"),
+])  # fmt: skip
 def test_a_term_that_is_no_part_is_found_where_it_is_mentioned(term: str, where: str, run: Command) -> None:
     code, out, err = run("parts", term)
     assert code == 0 and err.startswith(f"anyformer: no Part is called {term!r}; it is mentioned here:")
     assert where in [line.partition("  ")[0] for line in out.splitlines()[1:]]
 
 
-@pytest.mark.parametrize(
-    "term, where",
-    [("generate-image", "run draw"), ("ASR", "run transcribe"), ("vqa", "run ask-image"), ("XLM", "zoo xlm")],
-)
+@pytest.mark.parametrize("term, where", [
+    ("generate-image", "run draw"), ("ASR", "run transcribe"), ("vqa", "run ask-image"), ("XLM", "zoo xlm"),
+])  # fmt: skip
 def test_what_has_the_name_itself_comes_first(term: str, where: str, run: Command) -> None:
     assert run("parts", term)[1].splitlines()[1].startswith(f"anyformer {where} ")
 
@@ -258,12 +255,11 @@ def test_suggestions_inside_of_what_is_given() -> None:
         af.override(af.spec("gpt2"), {"decoder.layers": block})
 
 
-@pytest.mark.parametrize(
-    "value, said",
-    [("RMSNorm", 'RMSNorm is not of type Norm or AdaptiveNorm; write {"kind": "RMSNorm"}'),
-     ("rms", "rms is not of type Norm or AdaptiveNorm; did you mean 'RMSNorm'?"),
-     (af.parts.MLP(width=3), "MLP is not of type Norm or AdaptiveNorm; valid: AdaptiveNorm, ")],
-)  # fmt: skip
+@pytest.mark.parametrize("value, said", [
+    ("RMSNorm", 'RMSNorm is not of type Norm or AdaptiveNorm; write {"kind": "RMSNorm"}'),
+    ("rms", "rms is not of type Norm or AdaptiveNorm; did you mean 'RMSNorm'?"),
+    (af.parts.MLP(width=3), "MLP is not of type Norm or AdaptiveNorm; valid: AdaptiveNorm, "),
+])  # fmt: skip
 def test_what_is_no_part_for_a_slot(value: object, said: str) -> None:
     with pytest.raises(ValueError) as caught:
         af.override(af.spec("gpt2"), {"decoder.norm": value})

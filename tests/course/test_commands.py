@@ -78,13 +78,12 @@ def test_course_opens_the_page(
     assert run("course", "7.2", "--browser")[0] == 0 and opened == [f"file://{tmp_path}/7.html#two-words"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [("8", "there is no lesson 8; lessons: 7"), ("7.9", "lesson 7 has stops 1 to 2, not 9"),
-     ("7.tow-words", "did you mean 'two-words'?"), ("seven", "is not a lesson or a stop"),
-     ("7 --try", "name a stop, for example 7.1"), ("--try", "name a lesson"),
-     ("7 --brwser", "did you mean '--browser'?"), ("7.1 --picture a.txt", "must end in .svg, .png or .pdf")],
-)  # fmt: skip
+@pytest.mark.parametrize(("arguments", "message"), [
+    ("8", "there is no lesson 8; lessons: 7"), ("7.9", "lesson 7 has stops 1 to 2, not 9"),
+    ("7.tow-words", "did you mean 'two-words'?"), ("seven", "is not a lesson or a stop"),
+    ("7 --try", "name a stop, for example 7.1"), ("--try", "name a lesson"),
+    ("7 --brwser", "did you mean '--browser'?"), ("7.1 --picture a.txt", "must end in .svg, .png or .pdf"),
+])  # fmt: skip
 def test_mistakes_of_course(run: Run, sample: lesson.Lesson, arguments: str, message: str) -> None:
     code, _, err = run("course", *arguments.split())
     assert code == 2 and message in err and err.count("\n") == 1
@@ -128,12 +127,11 @@ def test_show_computes(run: Run, tmp_path: Path) -> None:
     assert json.loads(out) != json.loads(run("show", "attention", "red green", "--json", "--scale", "-2")[1])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [("atention", "did you mean 'attention'?"), ("attention --widht 4", "did you mean '--width'?"),
-     ("attention --width four", "width: 'four' is not an integer"), ("attention the cat", "put a text in quotes"),
-     ("--jsn", "has no flag '--jsn'"), ("attention --width", "--width: expected one argument")],
-)  # fmt: skip
+@pytest.mark.parametrize(("arguments", "message"), [
+    ("atention", "did you mean 'attention'?"), ("attention --widht 4", "did you mean '--width'?"),
+    ("attention --width four", "width: 'four' is not an integer"), ("attention the cat", "put a text in quotes"),
+    ("--jsn", "has no flag '--jsn'"), ("attention --width", "--width: expected one argument"),
+])  # fmt: skip
 def test_mistakes_of_show(run: Run, arguments: str, message: str) -> None:
     code, _, err = run("show", *arguments.split())
     assert code == 2 and message in err and err.count("\n") == 1
@@ -165,25 +163,23 @@ def test_a_long_text_is_cut(run: Run, tmp_path: Path) -> None:
     assert run("show", "formats", " ")[2].endswith("the text is empty; write a few words\n")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [("norms", "1 2 nan"), ("elo", "A:inf B:1"), ("regression", "1:nan"), ("matching", "0:0 1:1e400"),
-     ("auxiliary", "nan"), ("attention", "a b", "--scale", "nan"), ("activations", "1 -inf"),
-     ("state-space", "1 1e39")],
-)  # fmt: skip
+@pytest.mark.parametrize("arguments", [
+    ("norms", "1 2 nan"), ("elo", "A:inf B:1"), ("regression", "1:nan"), ("matching", "0:0 1:1e400"),
+    ("auxiliary", "nan"), ("attention", "a b", "--scale", "nan"), ("activations", "1 -inf"),
+    ("state-space", "1 1e39"),
+])  # fmt: skip
 def test_numbers_must_be_finite(run: Run, arguments: tuple[str, ...]) -> None:
     code, out, err = run("show", *arguments)
     assert (code, out) == (2, "") and err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "value"),
-    [("int", "-3", -3), ("float", "1e-3", 1e-3), ("bool", "yes", True), ("bool", "0", False), ("str", "3", "3"),
-     ("tuple[int, ...]", "1,2,3", (1, 2, 3)), ("list[float]", "1, 2.5", [1.0, 2.5]),
-     ("tuple[str, int]", "a,2", ("a", 2)), ("Sequence[str]", "a,b", ("a", "b")),
-     ("Literal['pre', 'post']", "post", "post"), ("int | str", "5", 5),
-     ("int | str", "x", "x"), ("str | int", "5", 5)],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "text", "value"), [
+    ("int", "-3", -3), ("float", "1e-3", 1e-3), ("bool", "yes", True), ("bool", "0", False), ("str", "3", "3"),
+    ("tuple[int, ...]", "1,2,3", (1, 2, 3)), ("list[float]", "1, 2.5", [1.0, 2.5]),
+    ("tuple[str, int]", "a,2", ("a", 2)), ("Sequence[str]", "a,b", ("a", "b")),
+    ("Literal['pre', 'post']", "post", "post"), ("int | str", "5", 5),
+    ("int | str", "x", "x"), ("str | int", "5", 5),
+])  # fmt: skip
 def test_values_of_options(kind: str, text: str, value: Any) -> None:
     assert read_value(kind, text) == value and type(read_value(kind, text)) is type(value)
 

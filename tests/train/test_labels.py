@@ -40,10 +40,9 @@ def answers(where: Any) -> list[str]:
     return [found[0]["label"] for found in classify(where, ["aaaa 1", "zzzz 2"])]
 
 
-@pytest.mark.parametrize(
-    "labels, described", [(("yes", "no"), ()), (("yes", "no"), ("no", "yes")), (("no", "yes"), ("no", "yes"))],
-    ids=["no names", "another order", "these"],
-)  # fmt: skip
+@pytest.mark.parametrize("labels, described", [
+    (("yes", "no"), ()), (("yes", "no"), ("no", "yes")), (("no", "yes"), ("no", "yes")),
+], ids=["no names", "another order", "these"])  # fmt: skip
 def test_a_classifier_answers_with_the_names_it_learnt(
     labels: tuple[str, ...], described: tuple[str, ...], tmp_path: Path
 ) -> None:
