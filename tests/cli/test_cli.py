@@ -45,16 +45,6 @@ def model(published: Path, tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = cli.main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
-
-
 def one_line(result: tuple[int, str, str], *words: str) -> None:
     """A user's mistake: exit code 2, nothing on stdout, one line on stderr with these words in it."""
     code, out, err = result

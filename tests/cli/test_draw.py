@@ -9,22 +9,16 @@ from xml.etree import ElementTree
 import pytest
 
 import anyformer as af
-from anyformer import cli
 from anyformer.specs.codec import to_json
 
+VERB = ("draw",)
 SMALL = {"decoder.depth": 2, "width": 24, "decoder.layers.attention.op.num_heads": 3,
          "decoder.layers.attention.op.head_width": 8}  # fmt: skip
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        code = cli.main(["draw", *arguments])
-        return code, *capsys.readouterr()
-
-    return command
 
 
 def test_a_picture_in_each_form(run, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,13 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer import cli, families
+from anyformer import families
 from anyformer.cli import generate as verb
 from anyformer.inputs.tokenizer import Tokenizer
-from terminals import terminal
+from terminals import Run, terminal
 from vocabularies import gpt2, t5, write
 
-Run = Callable[..., tuple[int, str, str]]
+VERB = ("generate",)
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +31,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
             parameter.mul_(8 if parameter.dim() > 1 else 1)
     af.save(built, folder, format="hf")
     return gpt2(folder, chat_template="{{ messages[0].role + ': ' + messages[0].content }}")
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = cli.main(["generate", *map(str, arguments)])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 def expected(folder: Path, prompt: str, **options: Any) -> Any:

@@ -15,9 +15,10 @@ import torch
 
 import anyformer as af
 from anyformer import cli, families
+from terminals import Run
 from vocabularies import gpt2, t5, write
 
-Run = Callable[..., tuple[int, str, str]]
+VERB = ("look",)
 
 
 @pytest.fixture(scope="module")
@@ -78,16 +79,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return make
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = cli.main(["look", *map(str, arguments)])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 def data_of(file: Path) -> Any:

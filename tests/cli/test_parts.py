@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 import anyformer as af
-from anyformer import cli
 from anyformer.cli import find_mentions, listing
 from anyformer.cli import parts as verb
 from anyformer.models import Model
@@ -23,18 +22,9 @@ from anyformer.parts.op import Op
 from anyformer.parts.position.bias import AttentionPosition
 from anyformer.specs.part import Part, abstract, fits, kinds_for
 from anyformer.specs.slots import about, slot_at
-from anyformer.train.run import Run, every_kind
-
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Command:
-    def call(*arguments: str) -> tuple[int, str, str]:
-        code = cli.main(arguments)
-        return code, *capsys.readouterr()
-
-    return call
+from anyformer.train.run import Run as TrainingRun
+from anyformer.train.run import every_kind
+from terminals import Run
 
 
 @pytest.fixture
@@ -48,7 +38,7 @@ def foreign() -> Iterator[type[Part]]:
     del Part.kinds["Wobble"]
 
 
-def test_every_kind_is_listed_once_with_what_it_is(run: Command, foreign: type[Part]) -> None:
+def test_every_kind_is_listed_once_with_what_it_is(run: Run, foreign: type[Part]) -> None:
     code, out, err = run("parts", "--json")
     rows = {row["name"]: row for row in json.loads(out)}
     assert (code, err) == (0, "") and len(rows) == len(json.loads(out))
@@ -117,7 +107,7 @@ def only_our_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("only_our_kinds")
 @pytest.mark.parametrize("arguments", [(), ("--json",), ("rotary",), ("SWIGLU", "--json"), ("Norm",), ("nonsense",)])
 def test_the_table_gives_what_the_classes_give(
-    arguments: tuple[str, ...], run: Command, monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[str, ...], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also for a name that needs the classes."""
     asked = run("parts", *arguments)
@@ -142,7 +132,7 @@ def test_no_other_name_is_said_twice_where_both_fit() -> None:
     ("class token", "PrefixTokens"), ("low-rank adaptation", "LoRA"), ("return-to-go", "Act"),
     ("layer normalization", "LayerNorm"),
 ])  # fmt: skip
-def test_parts_by_the_names_that_people_use(name: str, kind: str, run: Command) -> None:
+def test_parts_by_the_names_that_people_use(name: str, kind: str, run: Run) -> None:
     code, out, _ = run("parts", name)
     assert code == 0 and out.startswith(f"{kind}: ")
 
@@ -159,7 +149,7 @@ def test_parts_by_the_names_that_people_use(name: str, kind: str, run: Command) 
     ("int4", "anyformer/transforms/quantize.py"), ("continuous batching", "anyformer/generation/continuous_batch.py"),
     ("activation function", "anyformer/parts/activation.py"),
 ])  # fmt: skip
-def test_a_term_that_is_no_part_is_found_where_it_is_mentioned(term: str, where: str, run: Command) -> None:
+def test_a_term_that_is_no_part_is_found_where_it_is_mentioned(term: str, where: str, run: Run) -> None:
     code, out, err = run("parts", term)
     assert code == 0 and err.startswith(f"anyformer: no Part is called {term!r}; it is mentioned here:")
     assert where in [line.partition("  ")[0] for line in out.splitlines()[1:]]
@@ -168,17 +158,17 @@ def test_a_term_that_is_no_part_is_found_where_it_is_mentioned(term: str, where:
 @pytest.mark.parametrize("term, where", [
     ("generate-image", "run draw"), ("ASR", "run transcribe"), ("vqa", "run ask-image"), ("XLM", "zoo xlm"),
 ])  # fmt: skip
-def test_what_has_the_name_itself_comes_first(term: str, where: str, run: Command) -> None:
+def test_what_has_the_name_itself_comes_first(term: str, where: str, run: Run) -> None:
     assert run("parts", term)[1].splitlines()[1].startswith(f"anyformer {where} ")
 
 
-def test_a_part_and_the_families_of_its_name(run: Command) -> None:
+def test_a_part_and_the_families_of_its_name(run: Run) -> None:
     _, out, _ = run("parts", "Mamba")
     assert [line.partition(":")[0] for line in out.splitlines()[-2:]] == ["family mamba", "family mamba2"]
     json.loads(run("parts", "Mamba", "--json")[1])  # without them
 
 
-def test_a_term_that_nothing_mentions_is_a_mistake(run: Command) -> None:
+def test_a_term_that_nothing_mentions_is_a_mistake(run: Run) -> None:
     code, out, err = run("parts", "chain of thoughtlessness")
     assert (code, out) == (2, "") and err.count("\n") == 1
     for term in ("paged attention", "DPO", "prompt tuning"):
@@ -187,7 +177,7 @@ def test_a_term_that_nothing_mentions_is_a_mistake(run: Command) -> None:
     assert not find_mentions.is_in("act", "a character") and find_mentions.is_in("warm-up", "warmup")
 
 
-def test_one_kind_is_told_whole(run: Command) -> None:
+def test_one_kind_is_told_whole(run: Run) -> None:
     _, out, _ = run("parts", "Rope")
     fits_line = next(line for line in out.splitlines() if line.startswith("fits: "))
     assert {"Stack.position", "Attention.position"} <= set(fits_line.removeprefix("fits: ").split(", "))
@@ -199,7 +189,7 @@ def test_one_kind_is_told_whole(run: Command) -> None:
     assert run("parts", "Norm")[1].count("\n") == len(kinds_for(Norm)) + 2  # an abstract kind lists its kinds
 
 
-def test_slots_by_address_and_by_kind(run: Command) -> None:
+def test_slots_by_address_and_by_kind(run: Run) -> None:
     for path, wanted in {
         "decoder.layers.attention.op": Op, "decoder.layers.3.attention.op": Op, "encoder.layers.local.mlp.op": Op,
         "Sublayer.op": Op, "decoder.norm": Norm | AdaptiveNorm,
@@ -211,7 +201,7 @@ def test_slots_by_address_and_by_kind(run: Command) -> None:
         assert {row["name"] for row in json.loads(run("parts", "--slot", path, "--json")[1])} == kinds_for(
             wanted
         ).keys()
-    assert "AdamW" in kinds_for(slot_at("optimizer", (Run,)))
+    assert "AdamW" in kinds_for(slot_at("optimizer", (TrainingRun,)))
     for wrong, said in {
         "decoder.lyers": "did you mean 'layers'?", "width": "takes no Part, but int", "decoder.norm.epz": "'eps'",
     }.items():  # fmt: skip
@@ -266,7 +256,7 @@ def test_what_is_no_part_for_a_slot(value: object, said: str) -> None:
     assert said in str(caught.value)
 
 
-def test_a_llama_like_gpt2_from_what_parts_shows(run: Command, tmp_path: Path) -> None:
+def test_a_llama_like_gpt2_from_what_parts_shows(run: Run, tmp_path: Path) -> None:
     """The output of `anyformer parts rotary` and `SwiGLU` is enough to write the changes."""
     found = {word: json.loads(run("parts", word, "--json")[1])[0] for word in ("rotary", "swiglu", "rms norm")}
     rope, gated, norm = (found[word]["name"] for word in found)

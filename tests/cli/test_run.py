@@ -15,12 +15,12 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer import cli, families
+from anyformer import families
 from anyformer.tasks.table import TASKS, find_task
-from terminals import terminal
+from terminals import Run, terminal
 from vocabularies import words, write
 
-Run = Callable[..., tuple[int, str, str]]
+VERB = ("run",)
 TEXTS = ["The quick fox", "a dog"]
 
 
@@ -45,16 +45,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return folder
 
     return make
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = cli.main(["run", *map(str, arguments)])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 def pipe(monkeypatch: Any, text: str) -> None:

@@ -275,9 +275,3 @@ def test_a_command_imports_only_what_it_needs() -> None:
         if seconds[-1] < 2.0:
             break
     assert min(seconds) < 2.0  # all light commands together; 0.5 on a Xeon of 2.5 GHz
-
-
-def test_the_module_is_the_command() -> None:
-    command = [sys.executable, "-m", "anyformer_course", "show", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT / "src")
-    assert done.returncode == 0 and "usage: anyformer show" in done.stdout
