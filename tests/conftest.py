@@ -155,3 +155,13 @@ def shared_data() -> Path:
         if data.is_dir():
             return data
     pytest.skip("needs the data folder shared/data next to the checkout")
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Generator[Any, None, None]:
+    """A process that forks trainings, so that tests can kill them."""
+    from runs import Nursery  # tests/train/runs.py: its tests have it on their path
+
+    made = Nursery()
+    yield made
+    made.close()
