@@ -86,7 +86,7 @@ def network(kind: str, width: int, depth: int, narrow: int, side: int, channels:
 
 @cache
 def matched_network(kind: str, width: int, depth: int, side: int, channels: int, labels: int) -> Model:
-    """Return the network whose operations are nearest to the convolutional network's. They grow with the inner width."""
+    """Return the network whose operations, which grow with the inner width, are nearest to the convolutional one's."""
 
     @cache
     def flops(kind: str, narrow: int) -> int:
