@@ -79,9 +79,12 @@ LONGEST = tuple(f"tests/{name}.py" for name in (
 ))  # fmt: skip
 
 
+LONG_GROUPS = ("inductor", "course-")
+
+
 def turn(item: pytest.Item) -> int:
     file, group = item.nodeid.partition("::")[0], item.get_closest_marker("xdist_group")
-    if file in LONGEST or (group is not None and group.args[0] == "inductor"):
+    if file in LONGEST or (group is not None and group.args[0].startswith(LONG_GROUPS)):
         return 0
     return 1 if group is None else 2
 
@@ -152,3 +155,13 @@ def shared_data() -> Path:
         if data.is_dir():
             return data
     pytest.skip("needs the data folder shared/data next to the checkout")
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Generator[Any, None, None]:
+    """A process that forks trainings, so that tests can kill them."""
+    from runs import Nursery  # tests/train/runs.py: its tests have it on their path
+
+    made = Nursery()
+    yield made
+    made.close()

@@ -1,9 +1,9 @@
 """A page of documentation, followed as a reader follows it: its blocks run in order in one folder.
 
 The Python blocks of a page share a new process, its `anyformer` commands share another, and each `python FILE` has its
-own. These processes are forks of a server that has imported torch and other libraries but not anyformer, so a page
-cannot profit from what another page imported. Only the processes of commands have read the catalogue of families, as
-nearly every command does first.
+own. These processes are forks of a server, so a page cannot profit from what another page imported. A `fresh` reader's
+server has imported torch and other libraries but not anyformer; so has the server of files. The others have also read
+the catalogue of families and imported the trainer, as nearly every page does first.
 
     ```python               runs; the blocks of a page share their names
     ```pycon                runs as a doctest
@@ -57,6 +57,7 @@ IMPORTED = (  # slow imports, done once by the server
     "safetensors.torch", "huggingface_hub", "rich.progress", "matplotlib.pyplot", "PIL.Image", "sklearn.metrics",
     "transformers.pipelines", "transformers.generation", "accelerate",
 )  # fmt: skip
+OURS = ("families", "cli", "train.start", "recipes.shared.own_text", "tasks", "evaluate.part_checks", "look.trace")
 CPU_SECONDS = 600  # limit of one process
 
 
@@ -98,10 +99,11 @@ def blocks(page: str, text: str) -> Iterator[Block]:
 
 
 class Reader:
-    """Follows pages in the current folder. `server` starts the processes that run their blocks."""
+    """Follows pages in the current folder. `server` starts the processes that run their blocks; with `fresh` they have
+    not imported anyformer."""
 
-    def __init__(self, server: Server, given: Mapping[str, Callable[[Path], object]]) -> None:
-        self.server, self.given = server, given
+    def __init__(self, server: Server, given: Mapping[str, Callable[[Path], object]], fresh: bool = False) -> None:
+        self.server, self.given, self.fresh = server, given, fresh
         self.processes: dict[str, Process] = {}  # of the current page: "python" and "anyformer"
         self.outputs: dict[str, str] = {}  # command -> its output
 
@@ -126,7 +128,7 @@ class Reader:
 
     def process(self, name: str) -> Process:
         if name not in self.processes:
-            self.processes[name] = Process(self.server, ready=name == "anyformer")
+            self.processes[name] = Process(self.server, ready=not self.fresh)
         return self.processes[name]
 
     def do(self, block: Block) -> None:
@@ -197,7 +199,7 @@ def commands(block: Block) -> Iterator[tuple[str, str | None]]:
 
 class Server:
     """A process that imports the libraries in IMPORTED once and then forks itself for every `Process`. A fork of it,
-    which has also read the catalogue, does the same for the processes that are `ready` for commands."""
+    which has also imported OURS, does the same for the processes that are `ready`."""
 
     def __init__(self) -> None:
         pairs = [socket.socketpair() for _ in range(2)]
@@ -226,7 +228,7 @@ class Server:
 
 
 class Process:
-    """A new Python in the current folder. It has not imported anyformer, unless it is `ready` for commands."""
+    """A new Python in the current folder. It has not imported anyformer, unless it is `ready`."""
 
     def __init__(self, server: Server, ready: bool = False) -> None:
         self.pipe = server.fork(ready)
@@ -257,7 +259,7 @@ def run_alone(server: Server, words: list[str]) -> str:
 
 
 def start(bare: socket.socket, ready: socket.socket) -> None:
-    """Import the libraries, fork the server of commands, and serve."""
+    """Import the libraries, fork the server that has imported anyformer too, and serve."""
     for name in IMPORTED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -266,9 +268,8 @@ def start(bare: socket.socket, ready: socket.socket) -> None:
     child = os.fork()
     if child == 0:
         bare.close()
-        from anyformer import cli, families
-
-        assert families.catalogue() and cli.verbs()
+        modules = [importlib.import_module(f"anyformer.{name}") for name in OURS]
+        assert modules[0].catalogue()
         serve(ready)
         os._exit(0)
     ready.close()

@@ -1,4 +1,4 @@
-"""A pseudo-terminal in this process, for output that commands show only in a terminal."""
+"""The fixture `run` of tests/cli, and a pseudo-terminal in this process, for output that commands show only there."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import os
 import pty
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+
+Run = Callable[..., tuple[int, str, str]]  # arguments -> exit code, stdout, stderr
 
 
 @contextlib.contextmanager

@@ -61,10 +61,9 @@ def test_the_page_marks_misses_and_falls(history: ModuleType) -> None:
     assert "1.00 **missed** **fell**" in history.page().read_text()
 
 
-@pytest.mark.parametrize(
-    ("low", "ratio", "fails"),
-    [(1.18, 1.15, False), (1.18, 1.13, True), (1.0, 1.05, False), (1.0, 0.99, True), (1.18, 1.5, False)],
-)
+@pytest.mark.parametrize(("low", "ratio", "fails"), [
+    (1.18, 1.15, False), (1.18, 1.13, True), (1.0, 1.05, False), (1.0, 0.99, True), (1.18, 1.5, False),
+])  # fmt: skip
 def test_a_ratio_may_fall_by_its_spread_and_by_noise(
     history: ModuleType, low: float, ratio: float, fails: bool
 ) -> None:

@@ -137,6 +137,7 @@ def test_every_block_of_a_page_runs(path: Path, reader: Reader) -> None:
 def test_the_first_screen_of_the_readme(reader: Reader) -> None:
     """Three text files and two commands make a language model. A CSV file and two commands make a classifier, whose
     exported folder gives the same results in transformers."""
+    reader.fresh = True
     text = (ROOT / "README.md").read_text("utf-8")
     first = "\n".join(text.splitlines()[:40])
     assert "anyformer train --text books\nanyformer generate runs/books" in first
@@ -262,6 +263,7 @@ python own.py
 
 def test_a_page_starts_in_a_new_process(reader: Reader) -> None:
     """The blocks of a page share a process, which is not shared with other pages, commands or files."""
+    reader.fresh = True
     for page in ("one.md", "two.md"):
         reader.follow(page, NEW_PROCESS)
 

@@ -1,6 +1,9 @@
-"""Tiny random models of four families, for tests of tools that work with any family."""
+"""Tiny random models of four families, for tests of tools that work with any family, and a smaller BERT for texts of
+bytes."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -36,3 +39,14 @@ def model_of(family: str, depth: int = 2) -> torch.nn.Module:
 def inputs_of(family: str) -> dict[str, torch.Tensor]:
     ids = torch.randint(5, 50, (2, 9), generator=torch.Generator().manual_seed(2))
     return {"input_ids": ids} | ({"decoder_input_ids": ids[:, :5]} if family == "t5" else {})
+
+
+def encoder(
+    architecture: str = "BertForSequenceClassification", labels: tuple[str, ...] = (), **changes: Any
+) -> af.parts.EncoderModel:
+    """Return the description of a BERT with one layer, for a vocabulary of bytes."""
+    return families.find("bert").read({
+        "architectures": [architecture], "vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 64, "pad_token_id": 0,
+        **({"id2label": {str(i): label for i, label in enumerate(labels)}} if labels else {}), **changes,
+    })  # fmt: skip

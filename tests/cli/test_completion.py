@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -44,7 +43,5 @@ def test_other_shells_have_every_verb(shell: str, capsys: pytest.CaptureFixture[
         assert subprocess.run([shell, "-n"], input=script, text=True, capture_output=True).returncode == 0
 
 
-def test_it_needs_no_torch_and_names_the_nearest_shell() -> None:
-    code = "import sys; from anyformer import cli; cli.main(['completion', 'bash']); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+def test_it_names_the_nearest_shell() -> None:
     assert cli.main(["completion", "bsh"]) == 2  # one line, as every mistake

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -10,22 +9,16 @@ from xml.etree import ElementTree
 import pytest
 
 import anyformer as af
-from anyformer import cli
 from anyformer.specs.codec import to_json
 
+VERB = ("draw",)
 SMALL = {"decoder.depth": 2, "width": 24, "decoder.layers.attention.op.num_heads": 3,
          "decoder.layers.attention.op.head_width": 8}  # fmt: skip
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        code = cli.main(["draw", *arguments])
-        return code, *capsys.readouterr()
-
-    return command
 
 
 def test_a_picture_in_each_form(run, tmp_path: Path) -> None:
@@ -72,34 +65,6 @@ def test_two(run, tmp_path: Path) -> None:
     assert run("gpt2", "llama3-8b") == (0, "gpt2-llama3-8b.svg\n", "")
     text = (tmp_path / "gpt2-llama3-8b.svg").read_text()
     assert "marked: differs from the other model" in text and "RMSNorm" in text and "LayerNorm" in text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["gtp2"], "did you mean 'gpt2'?"),
-        (["nowhere/spec.json"], "nowhere/spec.json: no such file or folder"),
-        (["wrong.json"], "unknown kind 'Decodr'"),
-        (["broken.json"], "broken.json"),
-        (["gpt2", "-o", "x.gif"], "x.gif: the name of a drawing must end in .svg, .png or .html"),
-        (["gpt2", "-o", "x"], "x: the name of a drawing must end in .svg, .png or .html"),
-        (["gpt2", "-o", "no/folder/x.svg"], "no/folder/x.svg"),
-        (["gpt2", "llama3-8b", "vit-b16"], "give one NAME, or two to draw side by side, not 3"),
-        (["gpt2", "--theme", "dull"], "no theme 'dull'"),
-        (["gpt2", "--them", "dark"], "did you mean '--theme'?"),
-        (["gpt2", "-p", "x.svg"], "has no flag '-p'"),
-        (["gpt2", "--set", "decoder.dept=3"], "did you mean 'depth'?"),
-        ([], "NAME"),
-    ],
-    ids=["name", "file", "kind", "json", "ending", "no ending", "folder", "three", "theme", "flag", "short flag", "set",
-         "nothing"],
-)  # fmt: skip
-def test_mistakes(run, tmp_path: Path, arguments: list[str], line: str) -> None:
-    (tmp_path / "wrong.json").write_text(json.dumps({"anyformer": 1, "kind": "Decodr"}))
-    (tmp_path / "broken.json").write_text('{"anyformer": 1,')
-    code, out, err = run(*arguments)
-    assert code == 2 and out == "" and err.count("\n") == 1 and line in err
-    assert not [*tmp_path.glob("*.svg")]
 
 
 def test_a_png_without_its_converter(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,13 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer import cli, families
+from anyformer import families
 from anyformer.cli import generate as verb
 from anyformer.inputs.tokenizer import Tokenizer
-from terminals import terminal
+from terminals import Run, terminal
 from vocabularies import gpt2, t5, write
 
-Run = Callable[..., tuple[int, str, str]]
+VERB = ("generate",)
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +31,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
             parameter.mul_(8 if parameter.dim() > 1 else 1)
     af.save(built, folder, format="hf")
     return gpt2(folder, chat_template="{{ messages[0].role + ': ' + messages[0].content }}")
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = cli.main(["generate", *map(str, arguments)])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 def expected(folder: Path, prompt: str, **options: Any) -> Any:
@@ -59,15 +48,13 @@ def test_the_text_is_what_generate_gives(run: Run, model: Path) -> None:
     assert out.startswith(text.rstrip("\ufffd")) and out.endswith("\n")
 
 
-@pytest.mark.parametrize(
-    ("flags", "options"),
-    [([], {}), (["--num-beams", 3], {"num_beams": 3}),
-     (["--do-sample", "--seed", 7, "--top-k", 9, "--top-p", 0.9, "--temperature", 0.7],
-      {"do_sample": True, "seed": 7, "top_k": 9, "top_p": 0.9, "temperature": 0.7}),
-     (["--do-sample", "--seed", 7, "--min-p", 0.1, "--kernel", "eager", "--dtype", "float32", "--device", "cpu",
-       "--offline"], {"do_sample": True, "seed": 7, "min_p": 0.1})],
-    ids=["greedy", "beams", "sampled", "flags"],
-)  # fmt: skip
+@pytest.mark.parametrize(("flags", "options"), [
+    ([], {}), (["--num-beams", 3], {"num_beams": 3}),
+    (["--do-sample", "--seed", 7, "--top-k", 9, "--top-p", 0.9, "--temperature", 0.7],
+     {"do_sample": True, "seed": 7, "top_k": 9, "top_p": 0.9, "temperature": 0.7}),
+    (["--do-sample", "--seed", 7, "--min-p", 0.1, "--kernel", "eager", "--dtype", "float32", "--device", "cpu",
+      "--offline"], {"do_sample": True, "seed": 7, "min_p": 0.1}),
+], ids=["greedy", "beams", "sampled", "flags"])  # fmt: skip
 def test_json_has_tokens_and_their_scores(run: Run, model: Path, flags: list[Any], options: dict[str, Any]) -> None:
     code, out, err = run(model, "The fox", "--json", "--max-new-tokens", 8, *flags)
     wanted, length = expected(model, "The fox", max_new_tokens=8, **options)
@@ -172,18 +159,16 @@ def test_kernels_are_those_of_attention() -> None:
     assert verb.KERNELS == KERNELS and verb.LENGTH == LENGTH
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [([], ["empty"]), (["x", "--file", "y"], ["not both"]), (["--file", "nowhere"], ["nowhere"]),
-     (["x", "--jsn"], ["'--json'"]), (["x", "--dtype", "float33"], ["float32"]), (["x", "--kernel", "sdp"], ["sdpa"]),
-     (["x", "--device", "cude"], ["device 'cude' is not available"]), (["x", "--stop", ""], ["--stop"]),
-     (["x", "--max-new-tokens", "0"], ["max_new_tokens=0"]),
-     (["x", "--max-new-tokens", "40"], ["max_new_tokens=40", "32 positions"]), (["x", "--top-p", "2"], ["top_p=2"]),
-     (["x", "--temperature", "-1", "--do-sample"], ["temperature=-1"]), (["x", "--num-beams", "0"], ["num_beams=0"]),
-     (["x", "--seed", "x"], ["--seed"]), (["x", "--temperature", "0.5"], ["do_sample"]), ([""], ["empty"]),
-     (["fox " * 100], ["32 positions"]), (["x", "y"], ["'y'"])],
-    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
-)  # fmt: skip
+@pytest.mark.parametrize(("flags", "words"), [
+    ([], ["empty"]), (["x", "--file", "y"], ["not both"]), (["--file", "nowhere"], ["nowhere"]),
+    (["x", "--jsn"], ["'--json'"]), (["x", "--dtype", "float33"], ["float32"]), (["x", "--kernel", "sdp"], ["sdpa"]),
+    (["x", "--device", "cude"], ["device 'cude' is not available"]), (["x", "--stop", ""], ["--stop"]),
+    (["x", "--max-new-tokens", "0"], ["max_new_tokens=0"]),
+    (["x", "--max-new-tokens", "40"], ["max_new_tokens=40", "32 positions"]), (["x", "--top-p", "2"], ["top_p=2"]),
+    (["x", "--temperature", "-1", "--do-sample"], ["temperature=-1"]), (["x", "--num-beams", "0"], ["num_beams=0"]),
+    (["x", "--seed", "x"], ["--seed"]), (["x", "--temperature", "0.5"], ["do_sample"]), ([""], ["empty"]),
+    (["fox " * 100], ["32 positions"]), (["x", "y"], ["'y'"]),
+], ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "")  # fmt: skip
 def test_mistakes_are_one_line(run: Run, model: Path, monkeypatch: Any, flags: list[str], words: list[str]) -> None:
     stdin = io.TextIOWrapper(io.BytesIO(b""))
     monkeypatch.setattr(sys, "stdin", stdin)

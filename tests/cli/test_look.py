@@ -15,9 +15,10 @@ import torch
 
 import anyformer as af
 from anyformer import cli, families
+from terminals import Run
 from vocabularies import gpt2, t5, write
 
-Run = Callable[..., tuple[int, str, str]]
+VERB = ("look",)
 
 
 @pytest.fixture(scope="module")
@@ -78,16 +79,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return make
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = cli.main(["look", *map(str, arguments)])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 def data_of(file: Path) -> Any:
@@ -136,6 +130,7 @@ def test_a_default_name_replaces_no_file_of_others(run: Run, made: Any, tmp_path
         (tmp_path / file).unlink()
     for command in ((made("gpt2"), "The fox"), ("--picture", "masks")) * 2:  # the second time replaces the first file
         assert run(*command)[0] == 0
+    assert (tmp_path / "masks.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_pair_writes_itself_or_reads_a_target(run: Run, made: Any, tmp_path: Path) -> None:
@@ -166,11 +161,10 @@ def test_each_of_two_towers(run: Run, made: Any, tmp_path: Path) -> None:
         assert data["predictions"] == [] and "has no scores" in data["lens"]["why"]
 
 
-@pytest.mark.parametrize(
-    ("name", "family", "given"),
-    [("vit", "vit", picture), ("vit", "deit", picture), ("walk", "gpt2", lambda folder: "The fox"),
-     ("windows", "swin", picture), ("windows", "swin", None), ("spectrogram", "wav2vec2", sound)],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "family", "given"), [
+    ("vit", "vit", picture), ("vit", "deit", picture), ("walk", "gpt2", lambda folder: "The fox"),
+    ("windows", "swin", picture), ("windows", "swin", None), ("spectrogram", "wav2vec2", sound),
+])  # fmt: skip
 def test_pictures_of_a_model(run: Run, made: Any, tmp_path: Path, name: str, family: str, given: Any) -> None:
     """Swin's windows can be drawn from a description, without weights and without an image."""
     pytest.importorskip("matplotlib")

@@ -39,6 +39,8 @@ def furnish(place: Path) -> None:
     (place / "same.csv").write_text("text,kind\ngood,a\nbad,a\n")
     (place / "run.json").write_text(to_json(recipe("shakespeare")))
     (place / "bad.json").write_text('{"anyformer": 1,')
+    (place / "norm.json").write_text('{"anyformer": 1, "kind": "LayerNorm"}')
+    (place / "decoder.json").write_text('{"anyformer": 1, "kind": "Decodr"}')
     (place / "wrong.json").write_text(json.dumps({**json.loads(to_json(recipe("sst2"))), "batch": {"example": 3}}))
     (place / "old").mkdir()
     (place / "old/config.json").write_text('{"model_type": "gtp2"}')
@@ -60,9 +62,17 @@ COMMANDS: list[tuple[str, ...]] = [
     ("completion tcsh", "no shell 'tcsh'"),
     ("schema run.json", "unexpected argument 'run.json'"),
     ("zoo --import no_such_module", "--import no_such_module cannot be imported"),
+    ("convert gpt2", "DST"),
+    ("count gpt2 --depth x", "--depth"),
+    ("count gpt2 --depth 0", "--depth"),
+    ("count --by sise", "did you mean 'size'?"),
+    ("count gpt2 --dtype bfloat", "did you mean 'bfloat16'?"),
+    ("train run.json --resum", "has no flag '--resum'; did you mean '--resume'?"),
     # names
     ("count gtp2", "no description named 'gtp2'", "did you mean 'gpt2'?"),
+    ("count gpt4 --by size", "did you mean 'gpt"),
     ("count ./nowhere", "./nowhere: no such file or folder"),
+    ("count nothing.json", "no such file or folder"),
     ("count empty", "no spec.json and no config.json"),
     ("parts Rotery", "no Part is called 'Rotery'"),
     ("parts --slot decoder.layer.attention", "did you mean 'layers'?"),
@@ -71,9 +81,16 @@ COMMANDS: list[tuple[str, ...]] = [
     ("count gpt2 --set decoder.dpeth=3", "did you mean 'depth'?"),
     ("count gpt2 --set decoder.depth", "--set takes PATH=VALUE"),
     ("count gpt2 --set decoder.depth=many", "decoder.depth: expected int, got 'many'"),
+    ("count gpt2 --set decoder.depth=3 width=8", "did you mean '--set width=8'?"),
+    ("count gpt2 --set decoder.depth=1e12", "layers"),
+    (f"count gpt2 --set decoder.norm={'[' * 100_000}", "nested too deeply"),
     ("count gpt2 --set decoder.norm.eps=-1", "decoder.norm.eps is -1.0", "at least 0"),
     ("count gpt2 --set decoder.norm=RmsNorm", "RmsNorm is not of type Norm", "did you mean 'RMSNorm'?"),
     ("count gpt2 --set decoder.layers.attention.op.num_heads=0", "num_heads is 0"),
+    ("count gpt2 --length 0", "--length is 0; it must"),
+    ("count gpt2-xl --length 4096", "takes at most 1,024"),
+    ("count gpt2 --picture parts", "a .png, .svg or .pdf"),
+    ("count gpt2 --batch -1", "--batch is -1; it must"),
     ("count gpt2 --causal", "--causal needs --length"),
     ("count t5-small --source-length 5", "--source-length needs --length"),
     ("count gpt2 --length 5 --source-length 5", "this model has no encoder whose tokens a decoder attends to"),
@@ -89,6 +106,7 @@ COMMANDS: list[tuple[str, ...]] = [
     # models
     ("convert gpt2 gpt2", "gpt2 is not empty"),
     ("convert gpt2 out --format onnx", "no format 'onnx'"),
+    ("convert gpt2 out --format hff", "did you mean 'hf'?"),
     ("convert gpt2 out --dtype float8", "dtype 'float8' is not supported"),
     ("convert gpt2 out --format peft", "this model has no adapters"),
     ("convert gpt2 out --base bert", "base", "is only for adapters"),
@@ -102,6 +120,18 @@ COMMANDS: list[tuple[str, ...]] = [
     ("generate gpt2 hello --max-new-tokens 0", "max_new_tokens=0: must be a whole number from 1"),
     ("generate gpt2 hello --chat", "template"),
     ("chat bert", "no language-model head"),
+    # pictures
+    ("draw", "NAME"),
+    ("draw gtp2", "did you mean 'gpt2'?"),
+    ("draw nowhere/spec.json", "nowhere/spec.json: no such file or folder"),
+    ("draw decoder.json", "unknown kind 'Decodr'"),
+    ("draw bad.json", "bad.json"),
+    ("draw gpt2 -o x.gif", "x.gif: the name of a drawing must end in .svg, .png or .html"),
+    ("draw gpt2 -o x", "x: the name of a drawing must end in .svg, .png or .html"),
+    ("draw gpt2 -o no/folder/x.svg", "no/folder/x.svg"),
+    ("draw gpt2 llama3-8b vit-b16", "give one NAME, or two to draw side by side, not 3"),
+    ("draw gpt2 --theme dull", "no theme 'dull'"),
+    ("draw gpt2 -p x.svg", "has no flag '-p'"),
     # tasks
     ("run", "give a task: fill-mask, "),
     ("run clasify bert x", "did you mean 'classify'?"),
@@ -112,8 +142,11 @@ COMMANDS: list[tuple[str, ...]] = [
     ("train", "give a recipe"),
     ("train shakespear", "no recipe 'shakespear'", "did you mean 'shakespeare'?"),
     ("train shakespeare", "data/tiny_shakespeare is missing", "anyformer fetch shakespeare"),
-    ("train ./nowhere.json", "nowhere.json: no such file"),
+    ("train ./nowhere.json", "nowhere.json: no such file or folder; `anyformer train --list`"),
     ("train bad.json", "bad.json"),
+    ("train norm.json", "norm.json: describes a LayerNorm, not a Run"),
+    ("train run.json --set optimizer.rate=1", "no 'optimizer.rate' in this Run: AdamW has no 'rate'"),
+    ("train run.json --set ema=1.0", "ema is 1.0; it must be in [0, 1)"),
     ("train wrong.json", "wrong.json: batch: Batch has no field 'example'; did you mean 'examples'?"),
     ("train run.json --set steps=0", "steps is 0; it must be at least 1"),
     ("train run.json --set optimizer.lr=fast", "optimizer.lr: expected float, got 'fast'"),
@@ -143,11 +176,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def test_there_are_forty_of_them() -> None:
-    assert len({typed for typed, *_ in COMMANDS}) >= 40
-
-
-@pytest.mark.parametrize("row", COMMANDS, ids=[typed for typed, *_ in COMMANDS])
+@pytest.mark.parametrize("row", COMMANDS, ids=[typed[:60] for typed, *_ in COMMANDS])
 def test_a_mistake_is_one_clear_line(
     row: tuple[str, ...], place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

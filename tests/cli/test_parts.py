@@ -5,35 +5,26 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 import anyformer as af
-from anyformer import cli
 from anyformer.cli import find_mentions, listing
 from anyformer.cli import parts as verb
 from anyformer.models import Model
+from anyformer.objectives.objective import Objective
 from anyformer.parts.condition import AdaptiveNorm
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op
 from anyformer.parts.position.bias import AttentionPosition
 from anyformer.specs.part import Part, abstract, fits, kinds_for
 from anyformer.specs.slots import about, slot_at
-from anyformer.train.run import Run, every_kind
-
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Command:
-    def call(*arguments: str) -> tuple[int, str, str]:
-        code = cli.main(arguments)
-        return code, *capsys.readouterr()
-
-    return call
+from anyformer.train.run import Run as TrainingRun
+from anyformer.train.run import every_kind
+from terminals import Run
 
 
 @pytest.fixture
@@ -47,7 +38,7 @@ def foreign() -> Iterator[type[Part]]:
     del Part.kinds["Wobble"]
 
 
-def test_every_kind_is_listed_once_with_what_it_is(run: Command, foreign: type[Part]) -> None:
+def test_every_kind_is_listed_once_with_what_it_is(run: Run, foreign: type[Part]) -> None:
     code, out, err = run("parts", "--json")
     rows = {row["name"]: row for row in json.loads(out)}
     assert (code, err) == (0, "") and len(rows) == len(json.loads(out))
@@ -65,6 +56,17 @@ def test_every_kind_is_listed_once_with_what_it_is(run: Command, foreign: type[P
 
 
 ALL_KINDS = """
+import json, os
+from anyformer.objectives import objective
+from anyformer.recipes import recipe
+from anyformer.specs.codec import override
+from anyformer.specs.part import kinds_for
+run = recipe("shakespeare")
+if os.fork() == 0:  # what is imported here is not imported below
+    known = [*kinds_for(objective.Objective)]
+    print(json.dumps([*known, repr(override(run, {"objective": {"kind": "SpanCorruption"}}).objective)]), flush=True)
+    os._exit(0)
+os.wait()
 from anyformer.parts import Attention, Block, DecoderModel, GatedMLP, Run, Sublayer
 try:
     Sublayer(op="LSTMM")  # of a kind that is not imported yet
@@ -72,7 +74,6 @@ except ValueError as error:
     message = str(error)
 from anyformer.parts import *
 names = sorted(name for name in globals() if name[0].isupper())
-import json
 from anyformer.cli import listing
 stubs = [listing.stub(), listing.known_names()]
 print(json.dumps([message, names, listing.collect_kinds(), stubs, sorted(listing.our_kinds())]))
@@ -80,10 +81,13 @@ print(json.dumps([message, names, listing.collect_kinds(), stubs, sorted(listing
 
 
 def test_the_lists_of_parts_are_what_the_classes_say() -> None:
-    """The table of `anyformer parts` and the names of `anyformer.parts`. In a new process, because other tests
-    declare Parts."""
+    """The table of `anyformer parts`, the names of `anyformer.parts`, and the objectives that --set knows. In a new
+    process, because other tests import and declare Parts."""
     said = subprocess.run([sys.executable, "-c", ALL_KINDS], capture_output=True, text=True, check=True).stdout
-    message, names, table, stubs, kinds = json.loads(said)
+    objectives, (message, names, table, stubs, kinds) = map(json.loads, said.splitlines())
+    ours = [name for name, kind in kinds_for(Objective).items() if kind.__module__.startswith("anyformer.objectives.")]
+    assert sorted(objectives) == sorted([*ours, "SpanCorruption()"])
+    assert {"Auxiliary", "Distill", "MaskedImage", "NextToken"} <= {*objectives}
     assert message.endswith("did you mean 'LSTM'?")
     assert json.loads(listing.PARTS.read_text(encoding="utf-8")) == table, "python -m anyformer.cli.listing writes it"
     for file, stub in zip((listing.STUB, listing.NAMES), stubs, strict=True):
@@ -103,7 +107,7 @@ def only_our_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("only_our_kinds")
 @pytest.mark.parametrize("arguments", [(), ("--json",), ("rotary",), ("SWIGLU", "--json"), ("Norm",), ("nonsense",)])
 def test_the_table_gives_what_the_classes_give(
-    arguments: tuple[str, ...], run: Command, monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[str, ...], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also for a name that needs the classes."""
     asked = run("parts", *arguments)
@@ -113,13 +117,6 @@ def test_the_table_gives_what_the_classes_give(
     assert run("parts", *arguments) == asked
 
 
-def test_parts_are_listed_without_torch() -> None:
-    for term in ("rotary", "typical sampling", "paged attention"):  # a Part, a mentioned term, an unknown term
-        code = f"import sys; from anyformer import cli; cli.main(['parts', {term!r}]); sys.exit('torch' in sys.modules)"
-        assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0, term
-    assert not verb.only_ours()  # other tests may have declared Parts, which must be listed too
-
-
 def test_no_other_name_is_said_twice_where_both_fit() -> None:
     """In one slot, a name belongs to only one kind."""
     for slot in {kind.__mro__[-3] for kind in every_kind().values()} - {Part}:  # the kinds right below Part
@@ -127,54 +124,51 @@ def test_no_other_name_is_said_twice_where_both_fit() -> None:
         assert len(names) == len({*names}), slot
 
 
-@pytest.mark.parametrize(
-    "name, kind",
-    [("rotary", "Rope"), ("swiglu", "GatedMLP"), ("mamba", "SelectiveState"), ("mamba2", "DualState"),
-     ("rmsnorm", "RMSNorm"), ("gqa", "Attention"), ("alibi", "Alibi"), ("moe", "MoE"), ("mla", "LatentAttention"),
-     ("Longformer", "LocalAttention"), ("bpe", "TrainedBPE"), ("swish", "MLP"), ("multi-head attention", "Attention"),
-     ("masked language modelling", "Masked"), ("next sentence prediction", "MaskedAndNext"), ("InfoNCE", "Contrast"),
-     ("class token", "PrefixTokens"), ("low-rank adaptation", "LoRA"), ("return-to-go", "Act"),
-     ("layer normalization", "LayerNorm")],
-)  # fmt: skip
-def test_parts_by_the_names_that_people_use(name: str, kind: str, run: Command) -> None:
+@pytest.mark.parametrize("name, kind", [
+    ("rotary", "Rope"), ("swiglu", "GatedMLP"), ("mamba", "SelectiveState"), ("mamba2", "DualState"),
+    ("rmsnorm", "RMSNorm"), ("gqa", "Attention"), ("alibi", "Alibi"), ("moe", "MoE"), ("mla", "LatentAttention"),
+    ("Longformer", "LocalAttention"), ("bpe", "TrainedBPE"), ("swish", "MLP"), ("multi-head attention", "Attention"),
+    ("masked language modelling", "Masked"), ("next sentence prediction", "MaskedAndNext"), ("InfoNCE", "Contrast"),
+    ("class token", "PrefixTokens"), ("low-rank adaptation", "LoRA"), ("return-to-go", "Act"),
+    ("layer normalization", "LayerNorm"),
+])  # fmt: skip
+def test_parts_by_the_names_that_people_use(name: str, kind: str, run: Run) -> None:
     code, out, _ = run("parts", name)
     assert code == 0 and out.startswith(f"{kind}: ")
 
 
-@pytest.mark.parametrize(
-    "term, where",
-    [("beam search", "anyformer generate --num-beams"), ("nucleus sampling", "anyformer generate --top-p"),
-     ("speculative decoding", "anyformer generate --help"), ("KV cache", "anyformer generate --help"),
-     ("label smoothing", "Translate.smoothing"), ("gradient checkpointing", "Run.recompute"),
-     ("warm-up", "Cosine.warmup"), ("Noam schedule", "Noam"), ("in-context learning", "anyformer lab run neighbours"),
-     ("ALBERT", "anyformer zoo albert"), ("Qwen", "anyformer zoo qwen2"),
-     ("zero-shot", "anyformer run zero-shot-image"), ("MFU", "anyformer plan --utilisation"),
-     ("induction heads", "anyformer lab run induction-heads"), ("fashion", "anyformer train fashion-mnist"),
-     ("typical sampling", "af.generate(typical_p=...)"), ("d_model", "config.json: d_model"),
-     ("int4", "anyformer/transforms/quantize.py"), ("continuous batching", "anyformer/generation/continuous_batch.py"),
-     ("activation function", "anyformer/parts/activation.py")],
-)  # fmt: skip
-def test_a_term_that_is_no_part_is_found_where_it_is_mentioned(term: str, where: str, run: Command) -> None:
+@pytest.mark.parametrize("term, where", [
+    ("beam search", "anyformer generate --num-beams"), ("nucleus sampling", "anyformer generate --top-p"),
+    ("speculative decoding", "anyformer generate --help"), ("KV cache", "anyformer generate --help"),
+    ("label smoothing", "Translate.smoothing"), ("gradient checkpointing", "Run.recompute"),
+    ("warm-up", "Cosine.warmup"), ("Noam schedule", "Noam"), ("in-context learning", "anyformer lab run neighbours"),
+    ("ALBERT", "anyformer zoo albert"), ("Qwen", "anyformer zoo qwen2"),
+    ("zero-shot", "anyformer run zero-shot-image"), ("MFU", "anyformer plan --utilisation"),
+    ("induction heads", "anyformer lab run induction-heads"), ("fashion", "anyformer train fashion-mnist"),
+    ("typical sampling", "af.generate(typical_p=...)"), ("d_model", "config.json: d_model"),
+    ("int4", "anyformer/transforms/quantize.py"), ("continuous batching", "anyformer/generation/continuous_batch.py"),
+    ("activation function", "anyformer/parts/activation.py"),
+])  # fmt: skip
+def test_a_term_that_is_no_part_is_found_where_it_is_mentioned(term: str, where: str, run: Run) -> None:
     code, out, err = run("parts", term)
     assert code == 0 and err.startswith(f"anyformer: no Part is called {term!r}; it is mentioned here:")
     assert where in [line.partition("  ")[0] for line in out.splitlines()[1:]]
 
 
-@pytest.mark.parametrize(
-    "term, where",
-    [("text-to-image", "run draw"), ("ASR", "run transcribe"), ("vqa", "run ask-image"), ("XLM", "zoo xlm")],
-)
-def test_what_has_the_name_itself_comes_first(term: str, where: str, run: Command) -> None:
+@pytest.mark.parametrize("term, where", [
+    ("generate-image", "run draw"), ("ASR", "run transcribe"), ("vqa", "run ask-image"), ("XLM", "zoo xlm"),
+])  # fmt: skip
+def test_what_has_the_name_itself_comes_first(term: str, where: str, run: Run) -> None:
     assert run("parts", term)[1].splitlines()[1].startswith(f"anyformer {where} ")
 
 
-def test_a_part_and_the_families_of_its_name(run: Command) -> None:
+def test_a_part_and_the_families_of_its_name(run: Run) -> None:
     _, out, _ = run("parts", "Mamba")
     assert [line.partition(":")[0] for line in out.splitlines()[-2:]] == ["family mamba", "family mamba2"]
     json.loads(run("parts", "Mamba", "--json")[1])  # without them
 
 
-def test_a_term_that_nothing_mentions_is_a_mistake(run: Command) -> None:
+def test_a_term_that_nothing_mentions_is_a_mistake(run: Run) -> None:
     code, out, err = run("parts", "chain of thoughtlessness")
     assert (code, out) == (2, "") and err.count("\n") == 1
     for term in ("paged attention", "DPO", "prompt tuning"):
@@ -183,7 +177,7 @@ def test_a_term_that_nothing_mentions_is_a_mistake(run: Command) -> None:
     assert not find_mentions.is_in("act", "a character") and find_mentions.is_in("warm-up", "warmup")
 
 
-def test_one_kind_is_told_whole(run: Command) -> None:
+def test_one_kind_is_told_whole(run: Run) -> None:
     _, out, _ = run("parts", "Rope")
     fits_line = next(line for line in out.splitlines() if line.startswith("fits: "))
     assert {"Stack.position", "Attention.position"} <= set(fits_line.removeprefix("fits: ").split(", "))
@@ -195,7 +189,7 @@ def test_one_kind_is_told_whole(run: Command) -> None:
     assert run("parts", "Norm")[1].count("\n") == len(kinds_for(Norm)) + 2  # an abstract kind lists its kinds
 
 
-def test_slots_by_address_and_by_kind(run: Command) -> None:
+def test_slots_by_address_and_by_kind(run: Run) -> None:
     for path, wanted in {
         "decoder.layers.attention.op": Op, "decoder.layers.3.attention.op": Op, "encoder.layers.local.mlp.op": Op,
         "Sublayer.op": Op, "decoder.norm": Norm | AdaptiveNorm,
@@ -207,7 +201,7 @@ def test_slots_by_address_and_by_kind(run: Command) -> None:
         assert {row["name"] for row in json.loads(run("parts", "--slot", path, "--json")[1])} == kinds_for(
             wanted
         ).keys()
-    assert "AdamW" in kinds_for(slot_at("optimizer", (Run,)))
+    assert "AdamW" in kinds_for(slot_at("optimizer", (TrainingRun,)))
     for wrong, said in {
         "decoder.lyers": "did you mean 'layers'?", "width": "takes no Part, but int", "decoder.norm.epz": "'eps'",
     }.items():  # fmt: skip
@@ -251,19 +245,18 @@ def test_suggestions_inside_of_what_is_given() -> None:
         af.override(af.spec("gpt2"), {"decoder.layers": block})
 
 
-@pytest.mark.parametrize(
-    "value, said",
-    [("RMSNorm", 'RMSNorm is not of type Norm or AdaptiveNorm; write {"kind": "RMSNorm"}'),
-     ("rms", "rms is not of type Norm or AdaptiveNorm; did you mean 'RMSNorm'?"),
-     (af.parts.MLP(width=3), "MLP is not of type Norm or AdaptiveNorm; valid: AdaptiveNorm, ")],
-)  # fmt: skip
+@pytest.mark.parametrize("value, said", [
+    ("RMSNorm", 'RMSNorm is not of type Norm or AdaptiveNorm; write {"kind": "RMSNorm"}'),
+    ("rms", "rms is not of type Norm or AdaptiveNorm; did you mean 'RMSNorm'?"),
+    (af.parts.MLP(width=3), "MLP is not of type Norm or AdaptiveNorm; valid: AdaptiveNorm, "),
+])  # fmt: skip
 def test_what_is_no_part_for_a_slot(value: object, said: str) -> None:
     with pytest.raises(ValueError) as caught:
         af.override(af.spec("gpt2"), {"decoder.norm": value})
     assert said in str(caught.value)
 
 
-def test_a_llama_like_gpt2_from_what_parts_shows(run: Command, tmp_path: Path) -> None:
+def test_a_llama_like_gpt2_from_what_parts_shows(run: Run, tmp_path: Path) -> None:
     """The output of `anyformer parts rotary` and `SwiGLU` is enough to write the changes."""
     found = {word: json.loads(run("parts", word, "--json")[1])[0] for word in ("rotary", "swiglu", "rms norm")}
     rope, gated, norm = (found[word]["name"] for word in found)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from anyformer import cli, families
 from anyformer.cli import quickstart
 from anyformer.kernels import hardware
 from anyformer.recipes import recipe
+from anyformer.recipes.shared import sources
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text() if (ROOT / "README.md").is_file() else ""
@@ -28,6 +32,9 @@ def test_quickstart_in_a_small_form(tmp_path: Path, capsys: pytest.CaptureFixtur
     none of the abilities that a machine may lack."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(hardware.HIDING, ",".join(hardware.ABILITIES))
+    dates: Any = sources.origin_of("dates")
+    few = dataclasses.replace(dates, generate=partial(dates.generate, most=400))
+    monkeypatch.setitem(sources.ORIGINS, "dates", few)
     torch.set_num_threads(1)
     quickstart.main(["--dates-steps", "2", *(word for change in SMALL for word in ("--set", change))])
     out, err = capsys.readouterr()

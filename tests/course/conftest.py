@@ -43,12 +43,19 @@ class Computed:
     def run(self, block: lesson.Block) -> Shown:
         return self.measure(block)[0]
 
-    def draw_later(self, shown: Shown, later: bool) -> None:
-        """Use an empty picture for now, or no longer."""
-        if later:
-            self.pictures.setdefault(id(shown), (shown, EMPTY))
-        elif self.pictures.get(id(shown)) == (shown, EMPTY):
-            del self.pictures[id(shown)]
+    def draw(self, stop: lesson.Stop, everything: bool) -> None:
+        """Draw both pictures of a stop later; or draw the demonstration now, without computing its layout, which takes
+        a third of the time, and use an empty picture for the change."""
+        demonstration, changed = (self.run(block) for block in (stop.demonstration, stop.changed))
+        for shown in (demonstration, changed):
+            self.pictures.pop(id(shown), None)
+        if not everything:
+            figure = demonstration.draw()
+            layout = figure.get_layout_engine()
+            figure.set_layout_engine("none")
+            demonstration.svg()
+            figure.set_layout_engine(layout)
+            self.pictures[id(changed)] = (changed, EMPTY)
 
     def svg(self, draw: Callable[[Shown], str], shown: Shown) -> str:
         if id(shown) not in self.pictures:
@@ -68,6 +75,12 @@ def computed(session_results: Computed, monkeypatch: pytest.MonkeyPatch) -> Comp
     draw = Shown.svg
     monkeypatch.setattr(Shown, "svg", lambda shown: session_results.svg(draw, shown))
     return session_results
+
+
+@pytest.fixture
+def shared_show(session_results: Computed, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Give a module the results that stops of the same lesson have, if they run in this process."""
+    monkeypatch.setattr(request.module, "show", session_results.show)
 
 
 @pytest.fixture

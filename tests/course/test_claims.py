@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from anyformer import families
 from anyformer.counting import count
 from anyformer.evaluate.regression import curves as errors
 from anyformer.evaluate.regression import gaussian_process, smoother
+from anyformer.lab import scale
 from anyformer.lab.scale import Law, Point
 from anyformer.lab.trials import Place, Row
 from anyformer.models.construct import build
@@ -47,7 +49,7 @@ from anyformer_course.experiments import (
 )
 from anyformer_course.lab import drawn_scenes
 from anyformer_course.lab.english import documents
-from anyformer_course.lab.runs import reader
+from anyformer_course.lab.runs import reader, texts
 from anyformer_course.lab.tuning import best_rates
 
 SEEDS = range(3)
@@ -375,8 +377,11 @@ def test_a_scene_is_one_picture() -> None:
 
 
 @pytest.mark.parametrize(("wrong", "holds"), [({}, True), ({"error": 1.05}, False), ({"ahead": 7.0}, False)])
-def test_a_law_predicts_a_run_of_eight_times_the_compute(wrong: dict[str, float], holds: bool) -> None:
+def test_a_law_predicts_a_run_of_eight_times_the_compute(
+    wrong: dict[str, float], holds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Runs that follow a law exactly, except for the largest run of the last seed or its compute."""
+    monkeypatch.setattr(scale, "intervals", partial(scale.intervals, number=3))  # they decide nothing
     law = Law(E=0.5, A=20.0, a=0.3, B=30.0, b=0.3)
     sizes = [(N, D) for N in (1e5, 2e5, 4e5, 8e5) for D in (1e6, 2e6, 4e6)]
     largest = (32e5, 4e6 * wrong.get("ahead", 8.8) / 4)
@@ -459,6 +464,7 @@ def test_batches_train_for_equal_seconds(tmp_path: Path, monkeypatch: pytest.Mon
 
     clock = (3, 6, 9, 12, 13, 14, 15, 16)  # slow first steps do not count
     lines = [{"step": i, "loss": 1.0, "seconds": seconds} for i, seconds in enumerate(clock)]
+    monkeypatch.setattr(batch_size, "texts", lambda *given: texts(*given[:-1], number=9))
     monkeypatch.setattr(batch_size, "guessing_loss", lambda trainer: 2.0)
     monkeypatch.setattr(batch_size, "read_metrics", lambda size: [
         {**line, "seconds": line["seconds"] * size / 8} for line in lines

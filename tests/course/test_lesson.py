@@ -42,34 +42,31 @@ def test_stops_are_found_by_number_and_title(sample: lesson.Lesson) -> None:
             lesson.find(name)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("# Lecture 7.", "# Lecture 2.", '7.md:1: the title must be "# Lecture 7. Title"'),
-        ("What the tests read. Every stop is short.\n", "", "7.md:1: a lesson needs an introduction"),
-        ('Slides: "Self', 'Slide: "Self', '7.md:7: stop "Attention by hand": expected Slides:, got "Slide:'),
-        ('Slides: "Self-attention", ', "Slides: Self-attention, ", "7.md:7: slides are titles in double quotes"),
-        ('Slides: "Self-attention", ', 'Slides: "", ', "7.md:7: a slide's title is empty"),
-        ("Each word asks all words, itself too.", "A. B. C.", "7.md:10: the idea has 4 sentences"),
-        (
-            '```python\nshow("attention", "the cat sat down")',
-            '```\nshow("x")',
-            "7.md:12: a block begins with ```python",
-        ),
-        ("See: each row", "You see: each row", '7.md:16: stop "Attention by hand": expected See:, got "You see'),
-        ("Try: leave out", "Leave out", "expected Try:, got"),
-        ("scale=1.0)\n```", "scale=1.0)\n```\n\nMore.", '7.md:24: stop "Attention by hand" goes on after the change'),
-        ("## Two words", "## Attention, by hand", 'the stop "Attention, by hand" has the title of line 5'),
-        ('", scale=1.0)', '")', '7.md:21: the change of "Attention by hand" is the same code'),
-        ('sat down", scale=1.0)', 'sat down", scale=)', "7.md:21: the Python block has a mistake"),
-        ('show("attention", "the cat sat down", scale=1.0)', "x = 1", "7.md:21: the last line of a block must be"),
-        ('- "Outline": a list', "- Outline: a list", 'Not shown" is - "Title": reason, got "Outline'),
-        ("## Two words", "### Two words", 'only "# " and "## " are headings'),
-        ("## Two words", "# Two words", 'a lesson has one "# " heading'),
-        ("seed=2)\n```", "seed=2)\n", "the block has no closing ```"),
-        ("See: two rows.", "See:", "there is nothing after See:"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ("# Lecture 7.", "# Lecture 2.", '7.md:1: the title must be "# Lecture 7. Title"'),
+    ("What the tests read. Every stop is short.\n", "", "7.md:1: a lesson needs an introduction"),
+    ('Slides: "Self', 'Slide: "Self', '7.md:7: stop "Attention by hand": expected Slides:, got "Slide:'),
+    ('Slides: "Self-attention", ', "Slides: Self-attention, ", "7.md:7: slides are titles in double quotes"),
+    ('Slides: "Self-attention", ', 'Slides: "", ', "7.md:7: a slide's title is empty"),
+    ("Each word asks all words, itself too.", "A. B. C.", "7.md:10: the idea has 4 sentences"),
+    (
+        '```python\nshow("attention", "the cat sat down")',
+        '```\nshow("x")',
+        "7.md:12: a block begins with ```python",
+    ),
+    ("See: each row", "You see: each row", '7.md:16: stop "Attention by hand": expected See:, got "You see'),
+    ("Try: leave out", "Leave out", "expected Try:, got"),
+    ("scale=1.0)\n```", "scale=1.0)\n```\n\nMore.", '7.md:24: stop "Attention by hand" goes on after the change'),
+    ("## Two words", "## Attention, by hand", 'the stop "Attention, by hand" has the title of line 5'),
+    ('", scale=1.0)', '")', '7.md:21: the change of "Attention by hand" is the same code'),
+    ('sat down", scale=1.0)', 'sat down", scale=)', "7.md:21: the Python block has a mistake"),
+    ('show("attention", "the cat sat down", scale=1.0)', "x = 1", "7.md:21: the last line of a block must be"),
+    ('- "Outline": a list', "- Outline: a list", 'Not shown" is - "Title": reason, got "Outline'),
+    ("## Two words", "### Two words", 'only "# " and "## " are headings'),
+    ("## Two words", "# Two words", 'a lesson has one "# " heading'),
+    ("seed=2)\n```", "seed=2)\n", "the block has no closing ```"),
+    ("See: two rows.", "See:", "there is nothing after See:"),
+])  # fmt: skip
 def test_mistakes_name_the_line(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert TEXT.count(old) >= 1
     with pytest.raises(ValueError) as error:
@@ -85,11 +82,10 @@ def test_a_stop_that_ends_early_and_headings_after_not_shown(tmp_path: Path) -> 
         read(tmp_path, TEXT + "\n" + stop.replace("Two words", "Later"))
 
 
-@pytest.mark.parametrize(
-    ("idea", "sentences"),
-    [("One. Two. [Vaswani et al. 2017]", 2), ("One [Xu 2020]. Two [Su et al. 2021].", 2),
-     ("It has 2.5 B. See e.g. a.", 2), ("One. [Xu 2020] Two! Three? Four.", 4), ("The call `a.b. c` is one", 1)],
-)  # fmt: skip
+@pytest.mark.parametrize(("idea", "sentences"), [
+    ("One. Two. [Vaswani et al. 2017]", 2), ("One [Xu 2020]. Two [Su et al. 2021].", 2),
+    ("It has 2.5 B. See e.g. a.", 2), ("One. [Xu 2020] Two! Three? Four.", 4), ("The call `a.b. c` is one", 1),
+])  # fmt: skip
 def test_sentences(idea: str, sentences: int) -> None:
     assert lesson.count_sentences(idea) == sentences
 
@@ -112,14 +108,13 @@ def figure() -> object:
     return Figure()
 
 
-@pytest.mark.parametrize(
-    ("shown", "message"),
-    [(Shown("", [Table("t", ("a",), [[1]])], figure), "`says` must be one line"), (Shown("a", [], figure), "no table"),
-     (Shown("a", [Table("t", ("a",), [])], figure), "has no rows"),
-     (Shown("a", [Table("t", ("a", "b"), [[1]])], figure), "a row has 1 cells, 2 columns"),
-     (Shown("a", [Table("t", ("a",), [[[1]]])], figure), "a cell is list"),
-     (Shown("a", [Table("t", ("a",), [[1]])], lambda: None), "not a matplotlib figure")],
-)  # fmt: skip
+@pytest.mark.parametrize(("shown", "message"), [
+    (Shown("", [Table("t", ("a",), [[1]])], figure), "`says` must be one line"), (Shown("a", [], figure), "no table"),
+    (Shown("a", [Table("t", ("a",), [])], figure), "has no rows"),
+    (Shown("a", [Table("t", ("a", "b"), [[1]])], figure), "a row has 1 cells, 2 columns"),
+    (Shown("a", [Table("t", ("a",), [[[1]]])], figure), "a cell is list"),
+    (Shown("a", [Table("t", ("a",), [[1]])], lambda: None), "not a matplotlib figure"),
+])  # fmt: skip
 def test_the_check_sees_wrong_forms(shown: Shown, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check.check_shown(shown)

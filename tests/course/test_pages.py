@@ -81,11 +81,10 @@ def test_long_tables_are_folded(rows: int, folded: bool) -> None:
     assert both.count("???") == 1  # the third table
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.00012345, "0.000123"), (1.23456, "1.23"), (12.3456, "12.3"), (1234.5, "1230"), (98765.4, "98,800"),
-     (1e-9, "1e-09"), (float("nan"), "nan"), (-0.0, "0"), (2017, "2017"), (10000, "10,000"), (False, "no"), (None, "")],
-)  # fmt: skip
+@pytest.mark.parametrize(("value", "text"), [
+    (0.00012345, "0.000123"), (1.23456, "1.23"), (12.3456, "12.3"), (1234.5, "1230"), (98765.4, "98,800"),
+    (1e-9, "1e-09"), (float("nan"), "nan"), (-0.0, "0"), (2017, "2017"), (10000, "10,000"), (False, "no"), (None, ""),
+])  # fmt: skip
 def test_numbers(value: Any, text: str) -> None:
     assert number(value) == text
 

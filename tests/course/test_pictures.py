@@ -44,13 +44,10 @@ def test_a_walk() -> None:
     assert figure.axes[3].get_yticklabels()[-1].get_text() == r"\$w7"  # the induction circuit's answer
 
 
-def test_by_command(capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_by_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["look", "--list"]) == 0
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines()] == [*lectures.PICTURES]
-    assert cli.main(["look", "--picture", "masks"]) == 0
-    assert (tmp_path / "masks.png").read_bytes().startswith(b"\x89PNG")
     for arguments, line in (
         (["--picture", "mask"], "no picture 'mask'; did you mean 'masks'"),
         (["--picture", "masks", "gpt2"], "needs no model"),
@@ -61,7 +58,7 @@ def test_by_command(capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch: p
         assert line in capsys.readouterr().err
 
 
-def test_alignment(tmp_path) -> None:
+def test_alignment() -> None:
     """The maps are the weights of cross-attention; a row is labelled with the token that it predicts."""
     from anyformer.look.inputs import scene
     from anyformer_course import models

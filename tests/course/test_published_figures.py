@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from anyformer import cli, families
+from anyformer import families
 from anyformer.models import position_limit
 from anyformer_course.pictures import published_figures
 from anyformer_course.pictures.published_figures import our_count, published_models
@@ -91,12 +91,10 @@ def test_charts_draw_the_table() -> None:
         rows = [(m.time, getattr(m, field)) for m in MODELS if getattr(m, field)]
         assert dots.get_offsets().tolist() == [list(row) for row in rows]
         assert len(crosses.get_offsets()) > 15 and len(axis.texts) > 40 and axis.get_yscale() == "log"
-    dates, by_size = published_figures.glue().axes
+    figure = published_figures.glue()
+    dates, by_size = figure.axes
     assert [len(dots.get_offsets()) for dots in dates.collections] == [10, 11]
     assert len(by_size.collections) == 2 and by_size.get_xscale() == "log"
-
-
-def test_by_command(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    assert cli.main(["look", "--picture", "glue", "-o", str(tmp_path / "glue.svg")]) == 0
-    assert "<!-- humans, SuperGLUE -->" in (tmp_path / "glue.svg").read_text()
+    assert "humans, SuperGLUE" in {
+        each.get_text() for each in figure.findobj(lambda artist: hasattr(artist, "get_text"))
+    }

@@ -10,6 +10,8 @@ from torch import nn
 
 from anyformer_course import show
 
+pytestmark = [pytest.mark.xdist_group("course-1"), pytest.mark.usefixtures("shared_show")]
+
 
 def row(shown, name, table=0):
     return next(row for row in shown.tables[table].rows if row[0] == name)
@@ -78,16 +80,13 @@ def test_stages_have_the_shapes_of_the_papers():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "inputs", "options", "message"),
-    [
-        ("cnn", ("alexnt",), {}, "alexnet"), ("stages", ("gpt2",), {}, "does not read pictures"),
-        ("router", ("a b",), {"top": 9}, "top"), ("spans", (), {"spans": "hello"}, "no span"),
-        ("state-space", ("one",), {}, "numbers"), ("prompts", ("abc",), {}, "pairs of letters"),
-        ("pretrained", ("nothing",), {}, "no published figures"), ("objectives", ("a b",), {"prefix": 5}, "prefix"),
-        ("latent", ("gpt2",), {}, "latent attention"), ("growth", ("speed",), {}, "no figure"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "inputs", "options", "message"), [
+    ("cnn", ("alexnt",), {}, "alexnet"), ("stages", ("gpt2",), {}, "does not read pictures"),
+    ("router", ("a b",), {"top": 9}, "top"), ("spans", (), {"spans": "hello"}, "no span"),
+    ("state-space", ("one",), {}, "numbers"), ("prompts", ("abc",), {}, "pairs of letters"),
+    ("pretrained", ("nothing",), {}, "no published figures"), ("objectives", ("a b",), {"prefix": 5}, "prefix"),
+    ("latent", ("gpt2",), {}, "latent attention"), ("growth", ("speed",), {}, "no figure"),
+])  # fmt: skip
 def test_mistakes_are_one_line(name, inputs, options, message):
     with pytest.raises(ValueError, match=message) as error:
         show(name, *inputs, **options)

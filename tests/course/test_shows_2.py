@@ -4,6 +4,8 @@ import pytest
 
 from anyformer_course import show
 
+pytestmark = [pytest.mark.xdist_group("course-2"), pytest.mark.usefixtures("shared_show")]
+
 
 def rows(shown, table=0):
     return [list(row) for row in shown.tables[table].rows]
@@ -43,16 +45,13 @@ def test_a_switch_router_drops_words_beyond_the_capacity_and_learns_only_through
     assert with_p > 0 == without
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        ("dogs", "no word twice"), ("mask", "a b", {"mask": "causl"}), ("heads", "a b", {"heads": 3}),
-        ("norm", "one text"),
-        ("scale", "four"), ("patches", "", {"patch": 0}), ("windows", "gpt2"), ("spectrogram", "missing.wav"),
-        ("decisions", "much"), ("clip", "a dog / a cat"), ("cost", "fast"), ("count", "gpt22"), ("draw", "a b c"),
-        ("scaling", "lots"), ("matmul", "5"), ("switch", "a b", {"experts": 0}), ("gail", 9), ("chain", ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("call", [
+    ("dogs", "no word twice"), ("mask", "a b", {"mask": "causl"}), ("heads", "a b", {"heads": 3}),
+    ("norm", "one text"),
+    ("scale", "four"), ("patches", "", {"patch": 0}), ("windows", "gpt2"), ("spectrogram", "missing.wav"),
+    ("decisions", "much"), ("clip", "a dog / a cat"), ("cost", "fast"), ("count", "gpt22"), ("draw", "a b c"),
+    ("scaling", "lots"), ("matmul", "5"), ("switch", "a b", {"experts": 0}), ("gail", 9), ("chain", ""),
+])  # fmt: skip
 def test_mistakes_are_one_line(call):
     name, text, *options = call
     with pytest.raises(ValueError) as error:

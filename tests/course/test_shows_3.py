@@ -10,6 +10,8 @@ import torch
 from anyformer_course import show
 from anyformer_course.shows import _trained
 
+pytestmark = [pytest.mark.xdist_group("course-3"), pytest.mark.usefixtures("shared_show")]
+
 
 def rows(shown, title):
     return [row for table in shown.tables if table.title.startswith(title) for row in table.rows]
@@ -72,17 +74,14 @@ def test_the_similarity_of_two_texts_needs_both_orders():
     assert "does not change" not in show("formats", both_orders=False).says
 
 
-@pytest.mark.parametrize(
-    ("name", "inputs", "options", "message"),
-    [
-        ("predict", ("the unicorn",), {}, "does not know 'unicorn'"),
-        ("fill", ("the dog",), {}, r"exactly one \[MASK\]"),
-        ("next-sentence", ("one text .",), {}, "second text"),
-        ("cache", (), {"kv_heads": 3}, "1, 2 or 4"),
-        ("albert", ("bert-base",), {}, "not an ALBERT"),
-        ("tuning", (), {"steps": 0}, "steps is 0"),
-    ],
-)
+@pytest.mark.parametrize(("name", "inputs", "options", "message"), [
+    ("predict", ("the unicorn",), {}, "does not know 'unicorn'"),
+    ("fill", ("the dog",), {}, r"exactly one \[MASK\]"),
+    ("next-sentence", ("one text .",), {}, "second text"),
+    ("cache", (), {"kv_heads": 3}, "1, 2 or 4"),
+    ("albert", ("bert-base",), {}, "not an ALBERT"),
+    ("tuning", (), {"steps": 0}, "steps is 0"),
+])  # fmt: skip
 def test_mistakes_have_one_line(name, inputs, options, message):
     with pytest.raises(ValueError, match=message) as error:
         show(name, *inputs, **options)

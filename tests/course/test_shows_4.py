@@ -7,6 +7,8 @@ import torch
 
 from anyformer_course import show
 
+pytestmark = [pytest.mark.xdist_group("course-4"), pytest.mark.usefixtures("shared_show")]
+
 
 def rows(shown, title):
     return next(table.rows for table in shown.tables if table.title.startswith(title))
@@ -63,14 +65,14 @@ def test_mistakes_are_one_line(name, inputs, options, message):
     assert "\n" not in str(error.value)
 
 
-def test_positions_beyond_the_training_length_are_not_learned(computed):
+def test_positions_beyond_the_training_length_are_not_learned():
     from anyformer_course.shows import longer
 
     rule = torch.arange(36).view(6, 6) % 6
     ids = longer.texts(200, 40, rule, torch.Generator().manual_seed(0))
     followed = (rule[ids[:, :-2], ids[:, 1:-1]] == ids[:, 2:]).float().mean()
     assert float(followed) == pytest.approx(0.9 + 0.1 / 6, abs=0.01)
-    learned, _, _, alibi = rows(computed.show("longer"), "loss by position")
+    learned, _, _, alibi = rows(show("longer"), "loss by position")
     assert alibi[-1] - alibi[1] < 0.3 < learned[-1] - learned[1]
 
 

@@ -14,6 +14,8 @@ from anyformer_course.shows.diffusion import denoise, noisy
 from anyformer_course.shows.elo import chance, fit
 from anyformer_course.shows.languages import FAMILIES
 
+pytestmark = [pytest.mark.xdist_group("course-5"), pytest.mark.usefixtures("shared_show")]
+
 
 def cell(shown: Shown, table: int, row: str | int, column: str) -> float:
     found = shown.tables[table]

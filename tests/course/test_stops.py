@@ -70,10 +70,10 @@ def test_a_stop_runs_in_time(computed: Any, stop: lesson.Stop) -> None:
 def test_a_page(computed: Any, which: lesson.Lesson, pictures_of: str, tmp_path: Path) -> None:
     """The page has every result and picture, and mkdocs builds it with the theme of the site, strictly. Pictures take
     most of the time, so `make test` draws only those of the demonstrations."""
-    for stop in which.stops:
-        computed.draw_later(computed.run(stop.changed), later=pictures_of == "demonstrations")
     computing = sum(computed.measure(block)[1] for stop in which.stops for block in (stop.demonstration, stop.changed))
     start = time.process_time()
+    for stop in which.stops:
+        computed.draw(stop, everything=pictures_of == "all")
     docs = tmp_path / "docs"
     (pictures := docs / str(which.number)).mkdir(parents=True)
     text = pages.lesson_page(which, pictures, computed.run)

@@ -66,7 +66,7 @@ def texts(source):
 
 
 def test_text_by_file_paragraph_and_line(tmp_path):
-    path = write(tmp_path / "a.txt", "one\ntwo\n\nthree\r\n\n\n")
+    path = write(tmp_path / "a.txt", "one\r\ntwo\r\n\r\nthree\r\n\n\n")
     assert texts(TextFiles(path=path)) == ["one\ntwo\n\nthree\n\n\n"]
     assert texts(TextFiles(path=path, unit="paragraph")) == ["one\ntwo", "three"]
     assert texts(TextFiles(path=path, unit="line")) == ["one", "two", "three"]
@@ -88,11 +88,6 @@ def test_a_share_of_one_long_line_is_cut_at_a_word(tmp_path, end):
     path = write(tmp_path / "a.txt", whole := "word " * 200 + "last" + end)
     (first,), (rest,) = (texts(TextFiles(path=path, **part)) for part in ({"stop": 0.9}, {"start": 0.9}))
     assert first + rest == whole and rest.startswith("word ") and 0.88 < len(first) / len(whole) < 0.92
-
-
-def test_paragraphs_with_the_line_ends_of_windows(tmp_path):
-    path = write(tmp_path / "a.txt", b"one\r\ntwo\r\n\r\nthree\r\n")
-    assert texts(TextFiles(path=path, unit="paragraph")) == ["one\ntwo", "three"]
 
 
 def test_the_encoding_of_each_text_is_detected(tmp_path):

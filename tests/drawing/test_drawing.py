@@ -154,17 +154,13 @@ def heights(figure: Figure, step: str) -> list[str]:
     return [name for _, name in sorted([*boxes, *sums], reverse=True)]
 
 
-@pytest.mark.parametrize(
-    ("fields", "order"),
-    [
-        ({"pre_norm": LayerNorm()}, ["pre_norm", "op", "+"]),
-        ({"out_norm": LayerNorm()}, ["op", "+", "out_norm"]),
-        ({"pre_norm": LayerNorm(), "post_norm": LayerNorm()}, ["pre_norm", "op", "post_norm", "+"]),
-        ({"kind": NormedShortcut, "pre_norm": LayerNorm()}, ["pre_norm", "op", "+"]),
-        ({}, ["op", "+"]),
-    ],
-    ids=["pre", "post", "sandwich", "normed skip", "none"],
-)
+@pytest.mark.parametrize(("fields", "order"), [
+    ({"pre_norm": LayerNorm()}, ["pre_norm", "op", "+"]),
+    ({"out_norm": LayerNorm()}, ["op", "+", "out_norm"]),
+    ({"pre_norm": LayerNorm(), "post_norm": LayerNorm()}, ["pre_norm", "op", "post_norm", "+"]),
+    ({"kind": NormedShortcut, "pre_norm": LayerNorm()}, ["pre_norm", "op", "+"]),
+    ({}, ["op", "+"]),
+], ids=["pre", "post", "sandwich", "normed skip", "none"])  # fmt: skip
 def test_norms_stand_where_they_are_applied(fields: dict[str, Any], order: list[str]) -> None:
     kind = fields.pop("kind", Sublayer)
     figure = draw(gpt2(decoder__layers__feedforward=kind(op=MLP(width=48), **fields))).figure
@@ -392,17 +388,13 @@ def test_a_notebook_shows_the_text_of_what_cannot_be_built() -> None:
     assert odd._repr_html_().startswith("<pre>")
 
 
-@pytest.mark.parametrize(
-    ("models", "options", "line"),
-    [
-        (("gtp2",), {}, "did you mean 'gpt2'?"),
-        ((3,), {}, "cannot draw .* int; give a description, a model"),
-        ((), {}, "draw takes one or two models, not 0"),
-        (("gpt2", "gpt2", "gpt2"), {}, "not 3"),
-        (("gpt2",), {"theme": "drak"}, "did you mean 'dark'?"),
-    ],
-    ids=["name", "kind", "none", "three", "theme"],
-)
+@pytest.mark.parametrize(("models", "options", "line"), [
+    (("gtp2",), {}, "did you mean 'gpt2'?"),
+    ((3,), {}, "cannot draw .* int; give a description, a model"),
+    ((), {}, "draw takes one or two models, not 0"),
+    (("gpt2", "gpt2", "gpt2"), {}, "not 3"),
+    (("gpt2",), {"theme": "drak"}, "did you mean 'dark'?"),
+], ids=["name", "kind", "none", "three", "theme"])  # fmt: skip
 def test_mistakes(models: tuple[Any, ...], options: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError, match=line.replace("?", r"\?")):
         draw(*models, **options)

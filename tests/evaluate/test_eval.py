@@ -35,22 +35,13 @@ from anyformer.train.optim import AdamW
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 from anyformer.train.start import setup
 from anyformer.train.trainer import Trainer
+from tiny import encoder
 
 pytest.importorskip("sklearn")
 pytest.importorskip("seqeval")
 pytest.importorskip("sacrebleu")
 
 WORDS = {"good": "1", "fine": "1", "bad": "0", "poor": "0"}
-
-
-def encoder(architecture: str, labels: tuple[str, ...] = ()) -> Any:
-    config: dict[str, Any] = {
-        "architectures": [architecture], "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 1,
-        "num_attention_heads": 2, "intermediate_size": 32, "max_position_embeddings": 64, "pad_token_id": 0,
-    }  # fmt: skip
-    if labels:
-        config["id2label"] = {str(i): label for i, label in enumerate(labels)}
-    return families.find("bert").read(config)
 
 
 def table(path: Path, rows: int, flip: int = 0) -> CSV:
@@ -66,7 +57,7 @@ def table(path: Path, rows: int, flip: int = 0) -> CSV:
 
 def run_of(folder: Path, **changes: Any) -> Run:
     base: dict[str, Any] = {
-        "name": "films", "model": encoder("BertForSequenceClassification", ("no", "yes")),
+        "name": "films", "model": encoder(labels=("no", "yes"), hidden_size=32, intermediate_size=32),
         "vocabulary": Bytes(special=SPECIAL, begin="cls_token", end="sep_token"),
         "data": Data(
             train=table(folder / "train.csv", 64), valid=table(folder / "valid.csv", 24),

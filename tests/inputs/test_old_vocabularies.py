@@ -169,11 +169,10 @@ def test_null_is_the_usual_value(tmp_path: Path) -> None:
     assert Tokenizer.load(folder).id("<extra_id_99>") is not None
 
 
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [("albert", "AlbertTokenizer"), ("ctrl", "the tokenizer of ctrl"),
-     ("openai-gpt", "OpenAIGPTTokenizer"), ("", "a class without a name")],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "reason"), [
+    ("albert", "AlbertTokenizer"), ("ctrl", "the tokenizer of ctrl"),
+    ("openai-gpt", "OpenAIGPTTokenizer"), ("", "a class without a name"),
+])  # fmt: skip
 def test_words_that_another_class_would_read_otherwise_are_refused(tmp_path: Path, kind: str, reason: str) -> None:
     if kind in ("albert", ""):
         pytest.importorskip("sentencepiece")

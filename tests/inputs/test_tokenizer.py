@@ -82,12 +82,10 @@ def test_batches_are_those_of_transformers(folders, name: str) -> None:
             assert torch.equal(a[given], b[given]), (given, side, max_length, paired)
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [("bpe", LLAMA), ("unigram", LLAMA), ("unigram", T5), ("bpe", T5), ("bpe", {**LLAMA, "add_dummy_prefix": False}),
-     ("unigram", {"vocab_size": 150, "add_dummy_prefix": False})],
-    ids=["llama", "unigram-bytes", "t5", "bpe-nfkc", "no-prefix", "no-prefix-nfkc"],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "options"), [
+    ("bpe", LLAMA), ("unigram", LLAMA), ("unigram", T5), ("bpe", T5), ("bpe", {**LLAMA, "add_dummy_prefix": False}),
+    ("unigram", {"vocab_size": 150, "add_dummy_prefix": False}),
+], ids=["llama", "unigram-bytes", "t5", "bpe-nfkc", "no-prefix", "no-prefix-nfkc"])  # fmt: skip
 @pytest.mark.parametrize("legacy", [False, True])
 def test_pieces_are_those_of_sentencepiece(tmp_path: Path, kind: str, options: dict[str, Any], legacy: bool) -> None:
     pieces(tmp_path, "tokenizer.model", kind, {"legacy": legacy}, **options)

@@ -92,14 +92,11 @@ def test_one_batch_is_learnt_by_heart() -> None:
     assert float(loss.detach()) < 0.05
 
 
-@pytest.mark.parametrize(
-    ("objective", "change", "sentence"),
-    [
-        (Act(), {"actions": np.zeros((2, 2))}, "3 states, 2 actions and 3 rewards"),
-        (Act(choices=2), {"actions": np.array([0, 1, 2])}, "actions are 0 to 2, outside choices=2"),
-        (Act(), {"states": np.full((3, 3), np.nan)}, "must be finite"),
-    ],
-)
+@pytest.mark.parametrize(("objective", "change", "sentence"), [
+    (Act(), {"actions": np.zeros((2, 2))}, "3 states, 2 actions and 3 rewards"),
+    (Act(choices=2), {"actions": np.array([0, 1, 2])}, "actions are 0 to 2, outside choices=2"),
+    (Act(), {"states": np.full((3, 3), np.nan)}, "must be finite"),
+])  # fmt: skip
 def test_episodes_that_cannot_be(objective: Act, change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         objective.encode({**episode(3, objective.choices), **change}, None)
@@ -129,15 +126,12 @@ def test_episodes_are_read_from_a_file(tmp_path: Path, marked: bool) -> None:
         assert mine is not None and all(np.array_equal(mine[name], theirs[name]) for name in theirs)
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"rewards": None}, "no array 'rewards'"),
-        ({"episode_offsets": None}, "no array 'episode_offsets' or 'episode_starts'"),
-        ({"episode_offsets": np.array([0, 5, 3, 11])}, "offsets must rise from 0 to 11"),
-        ({"obs": np.zeros((3, 3))}, "arrays of unequal length"),
-    ],
-)
+@pytest.mark.parametrize(("change", "sentence"), [
+    ({"rewards": None}, "no array 'rewards'"),
+    ({"episode_offsets": None}, "no array 'episode_offsets' or 'episode_starts'"),
+    ({"episode_offsets": np.array([0, 5, 3, 11])}, "offsets must rise from 0 to 11"),
+    ({"obs": np.zeros((3, 3))}, "arrays of unequal length"),
+])  # fmt: skip
 def test_files_that_cannot_be(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
     arrays = {"obs": np.zeros((11, 3)), "actions": np.zeros(11), "rewards": np.zeros(11),
               "episode_offsets": np.array([0, 4, 11])}  # fmt: skip

@@ -146,20 +146,17 @@ def test_a_small_model_learns_from_context(tmp_path: Path) -> None:
     assert curves(again, objective, count=512) == curves(trainer.model, objective, count=512)
 
 
-@pytest.mark.parametrize(
-    ("call", "sentence"),
-    [
-        (lambda: Regress(noise=-1.0), "noise is -1.0; it must be at least 0"),
-        (lambda: Regress(width=3).module(af.build(small(Regress(width=2)))), "the model reads points of 2 numbers"),
-        (lambda: Regress().module(af.build(af.override(af.spec("gpt2"), {"decoder.depth": 0, "width": 16}))),
-         "regression in context needs a model with a PairHead"),
-        (lambda: af.build(small(Regress(width=2)))(points=torch.zeros(1, 2, 3), values=torch.zeros(1, 2)),
-         r"points must be \(batch, pairs, 2\), got \(1, 2, 3\)"),
-        (lambda: af.build(small(Regress(width=2)))(points=torch.zeros(1, 2, 2)), "values are missing"),
-        (lambda: af.build(small(Regress(width=2)))(points=torch.zeros(1, 2, 2), values=torch.zeros(1, 1)),
-         r"values.*shape \(1, 2\).*got \(1, 1\)"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("call", "sentence"), [
+    (lambda: Regress(noise=-1.0), "noise is -1.0; it must be at least 0"),
+    (lambda: Regress(width=3).module(af.build(small(Regress(width=2)))), "the model reads points of 2 numbers"),
+    (lambda: Regress().module(af.build(af.override(af.spec("gpt2"), {"decoder.depth": 0, "width": 16}))),
+     "regression in context needs a model with a PairHead"),
+    (lambda: af.build(small(Regress(width=2)))(points=torch.zeros(1, 2, 3), values=torch.zeros(1, 2)),
+     r"points must be \(batch, pairs, 2\), got \(1, 2, 3\)"),
+    (lambda: af.build(small(Regress(width=2)))(points=torch.zeros(1, 2, 2)), "values are missing"),
+    (lambda: af.build(small(Regress(width=2)))(points=torch.zeros(1, 2, 2), values=torch.zeros(1, 1)),
+     r"values.*shape \(1, 2\).*got \(1, 1\)"),
+])  # fmt: skip
 def test_mistakes(call: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         call()

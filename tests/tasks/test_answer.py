@@ -56,10 +56,9 @@ def expected(folder: Path, context: str, length: int, stride: int, most: int = 3
 
 
 @pytest.mark.parametrize("architecture", [f"{name}ForQuestionAnswering" for name in ("Bert", "Roberta", "Bart")])
-@pytest.mark.parametrize(
-    ("context", "options"),
-    [(CONTEXT, {}), (LONG, {}), (LONG, {"length": 32, "stride": 4}), (LONG, {"max_answer_tokens": 2})],
-)
+@pytest.mark.parametrize(("context", "options"), [
+    (CONTEXT, {}), (LONG, {}), (LONG, {"length": 32, "stride": 4}), (LONG, {"max_answer_tokens": 2}),
+])  # fmt: skip
 def test_the_published_procedure_says_the_same(
     folders: Folders, architecture: str, context: str, options: dict[str, int]
 ) -> None:

@@ -23,16 +23,15 @@ def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
     assert [one["score"] for one in ours] == pytest.approx([one["score"] for one in theirs], abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "config"),
-    [("BertForSequenceClassification", NAMES), ("RobertaForSequenceClassification", {}),
-     ("DistilBertForSequenceClassification", NAMES), ("ElectraForSequenceClassification", {"num_labels": 1}),
-     ("BertForSequenceClassification", {**NAMES, "problem_type": "multi_label_classification"}),
-     ("BertForSequenceClassification", {"num_labels": 1, "problem_type": "regression"}),
-     ("GPT2ForSequenceClassification", {**NAMES, "pad_token_id": 7}), ("GPT2ForSequenceClassification", NAMES),
-     ("LlamaForSequenceClassification", {"pad_token_id": 2}), ("BartForSequenceClassification", NAMES),
-     ("LongformerForSequenceClassification", NAMES), ("AlbertForSequenceClassification", NAMES)],
-)  # fmt: skip
+@pytest.mark.parametrize(("architecture", "config"), [
+    ("BertForSequenceClassification", NAMES), ("RobertaForSequenceClassification", {}),
+    ("DistilBertForSequenceClassification", NAMES), ("ElectraForSequenceClassification", {"num_labels": 1}),
+    ("BertForSequenceClassification", {**NAMES, "problem_type": "multi_label_classification"}),
+    ("BertForSequenceClassification", {"num_labels": 1, "problem_type": "regression"}),
+    ("GPT2ForSequenceClassification", {**NAMES, "pad_token_id": 7}), ("GPT2ForSequenceClassification", NAMES),
+    ("LlamaForSequenceClassification", {"pad_token_id": 2}), ("BartForSequenceClassification", NAMES),
+    ("LongformerForSequenceClassification", NAMES), ("AlbertForSequenceClassification", NAMES),
+])  # fmt: skip
 def test_the_pipeline_says_the_same(folders: Folders, pipeline: Any, architecture: str, config: Any) -> None:
     folder = folders(architecture, **config)
     theirs = pipeline("text-classification", folder)

@@ -31,14 +31,11 @@ def theirs(folder: Path, architecture: str, *texts: str, output: str = "logits")
         return getattr(model(**tokenizer(*texts, return_tensors="pt")), output)[0]
 
 
-@pytest.mark.parametrize(
-    ("architecture", "output"),
-    [
-        ("BertForNextSentencePrediction", "logits"),
-        ("BertForPreTraining", "seq_relationship_logits"),
-        ("AlbertForPreTraining", "sop_logits"),
-    ],
-)
+@pytest.mark.parametrize(("architecture", "output"), [
+    ("BertForNextSentencePrediction", "logits"),
+    ("BertForPreTraining", "seq_relationship_logits"),
+    ("AlbertForPreTraining", "sop_logits"),
+])  # fmt: skip
 def test_next_sentence(folders: Folders, architecture: str, output: str) -> None:
     folder = folders(architecture)
     found = af.tasks.next_sentence(folder, PAIRS)

@@ -69,23 +69,20 @@ def test_labels_without_names_are_asked_for_by_number(folder: Path) -> None:
         af.tasks.draw(reader, "3", out=None)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["ankle boots"], "the model has no label 'ankle boots'; did you mean 'ankle boot'?"),
-        (["violin"], "the model has no label 'violin'; valid: T-shirt, ankle boot, bag"),
-        (["bag", "--steps", "0"], "steps is 0; it must be from 1 to 1000"),
-        (["bag", "--steps", "5000"], "steps is 5000"),
-        (["bag", "--count", "0"], "count is 0"),
-        (["bag", "--guidance", "-1"], "guidance is -1.0"),
-        (["bag", "--eta", "2"], "eta is 2.0"),
-        (["bag", "--temperature", "1"], "temperature is not an option of this kind of model"),
-        (["bag", "-o", "no/such/folder/x.png"], "no/such/folder/x.png: no such folder"),
-        (["bag", "-o", "x.nothing"], "x.nothing: cannot be written"),
-        (["bag", "hat", "--file", "some.txt"], "give INPUT or --file, not both"),
-        (["bag", "--step", "3"], "did you mean"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "line"), [
+    (["ankle boots"], "the model has no label 'ankle boots'; did you mean 'ankle boot'?"),
+    (["violin"], "the model has no label 'violin'; valid: T-shirt, ankle boot, bag"),
+    (["bag", "--steps", "0"], "steps is 0; it must be from 1 to 1000"),
+    (["bag", "--steps", "5000"], "steps is 5000"),
+    (["bag", "--count", "0"], "count is 0"),
+    (["bag", "--guidance", "-1"], "guidance is -1.0"),
+    (["bag", "--eta", "2"], "eta is 2.0"),
+    (["bag", "--temperature", "1"], "temperature is not an option of this kind of model"),
+    (["bag", "-o", "no/such/folder/x.png"], "no/such/folder/x.png: no such folder"),
+    (["bag", "-o", "x.nothing"], "x.nothing: cannot be written"),
+    (["bag", "hat", "--file", "some.txt"], "give INPUT or --file, not both"),
+    (["bag", "--step", "3"], "did you mean"),
+])  # fmt: skip
 def test_wishes_that_cannot_be_fulfilled(
     folder: Path, arguments: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -32,24 +32,23 @@ def same(found: Any, wanted: Any) -> bool:
     return found == pytest.approx(wanted, abs=1e-5) if isinstance(wanted, float) else found == wanted
 
 
-@pytest.mark.parametrize(
-    ("task", "architecture", "good", "bad", "options"),
-    [("fill-mask", "BertForMaskedLM", ["A [MASK]", "The [MASK] fox jumps"], ["", "no mask", "[MASK]" + LONG], {}),
-     ("classify", "BertForSequenceClassification", ["A dog", {"text": "The fox", "pair": "jumps"}], ["  ", LONG], {}),
-     ("tag", "BertForTokenClassification", ["A dog", LONG], ["", {"txt": "a"}], {}),
-     ("answer", "BertForQuestionAnswering", [SPAN, {**SPAN, "question": "What?"}],
-      [{"question": "Who?"}, {**SPAN, "question": LONG}], {}),
-     ("embed", "BertModel", ["A dog", "The fox jumps"], ["", LONG], {}),
-     ("next-sentence", "BertForNextSentencePrediction", [{"text": "a", "pair": "b"}], ["a", {"text": "a"}], {}),
-     ("detect-replaced", "ElectraForPreTraining", ["A dog", "The fox jumps"], ["", LONG], {}),
-     ("write", "GPT2LMHeadModel", ["A dog", "The fox jumps"], ["", LONG], {"max_new_tokens": 3}),
-     ("few-shot", "GPT2LMHeadModel", [{"text": "A dog", "choices": ["a", "b"], "answer": "a"}],
-      ["no choices", {"text": "a", "choices": ["a"]}], {}),
-     ("few-shot", "GPT2LMHeadModel", ["A dog"], ["", LONG], {"max_new_tokens": 3}),
-     ("summarize", "BartForConditionalGeneration", ["A dog", "The fox jumps"], ["", LONG], {"max_new_tokens": 3}),
-     ("translate", "BartForConditionalGeneration", ["A dog", "The fox"], [{"text": "a", "target": 3}, LONG],
-      {"max_new_tokens": 3})],
-)  # fmt: skip
+@pytest.mark.parametrize(("task", "architecture", "good", "bad", "options"), [
+    ("fill-mask", "BertForMaskedLM", ["A [MASK]", "The [MASK] fox jumps"], ["", "no mask", "[MASK]" + LONG], {}),
+    ("classify", "BertForSequenceClassification", ["A dog", {"text": "The fox", "pair": "jumps"}], ["  ", LONG], {}),
+    ("tag", "BertForTokenClassification", ["A dog", LONG], ["", {"txt": "a"}], {}),
+    ("answer", "BertForQuestionAnswering", [SPAN, {**SPAN, "question": "What?"}],
+     [{"question": "Who?"}, {**SPAN, "question": LONG}], {}),
+    ("embed", "BertModel", ["A dog", "The fox jumps"], ["", LONG], {}),
+    ("next-sentence", "BertForNextSentencePrediction", [{"text": "a", "pair": "b"}], ["a", {"text": "a"}], {}),
+    ("detect-replaced", "ElectraForPreTraining", ["A dog", "The fox jumps"], ["", LONG], {}),
+    ("write", "GPT2LMHeadModel", ["A dog", "The fox jumps"], ["", LONG], {"max_new_tokens": 3}),
+    ("few-shot", "GPT2LMHeadModel", [{"text": "A dog", "choices": ["a", "b"], "answer": "a"}],
+     ["no choices", {"text": "a", "choices": ["a"]}], {}),
+    ("few-shot", "GPT2LMHeadModel", ["A dog"], ["", LONG], {"max_new_tokens": 3}),
+    ("summarize", "BartForConditionalGeneration", ["A dog", "The fox jumps"], ["", LONG], {"max_new_tokens": 3}),
+    ("translate", "BartForConditionalGeneration", ["A dog", "The fox"], [{"text": "a", "target": 3}, LONG],
+     {"max_new_tokens": 3}),
+])  # fmt: skip
 def test_one_result_for_each_input(
     folders: Folders, task: str, architecture: str, good: list[Any], bad: list[Any], options: dict[str, Any]
 ) -> None:

@@ -56,11 +56,9 @@ def likelihood(folder: Path, context: str, rest: str) -> tuple[float, int]:
     return float(chosen.sum()), len(wanted)
 
 
-@pytest.mark.parametrize(
-    ("shots", "before"),
-    [(0, "{}:"), (1, "a dog: good\n\n{}:"), (None, "a dog: good\n\nthe fox: bad\n\n{}:")],
-    ids=["zero", "one", "few"],
-)
+@pytest.mark.parametrize(("shots", "before"), [
+    (0, "{}:"), (1, "a dog: good\n\n{}:"), (None, "a dog: good\n\nthe fox: bad\n\n{}:"),
+], ids=["zero", "one", "few"])  # fmt: skip
 def test_choices_by_their_likelihood(folder: Path, shots: int | None, before: str) -> None:
     given: dict[str, Any] = {"examples": EXAMPLES, "shots": shots, "template": TEMPLATE, "choices": CHOICES, "batch": 5}
     plain = af.tasks.few_shot(folder, ROWS, **given)
@@ -115,26 +113,23 @@ def test_the_command(folders: Folders, tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().err == "anyformer: choice 2 is empty\n"
 
 
-@pytest.mark.parametrize(
-    ("rows", "options", "said"),
-    [
-        ("a", {"choices": ["a"]}, "^1 choices; there must be at least two"),
-        ("a", {"choices": ["a", " "]}, "^choice 2 is empty$"),
-        ("a", {"choices": ["a", "a"]}, "^choice 2 is 'a' again$"),
-        ("a", {"choices": "ab"}, "^choices are a list of texts, not str$"),
-        ({"text": "a", "choices": ["a", 1]}, {}, "^choice 2 is int, not text$"),
-        ({"text": "a", "answer": "god"}, {"choices": CHOICES}, "^the answer 'god' is not among the choices; .*'good'"),
-        ({"text": "a", "answer": 1}, {"choices": CHOICES}, "^answer is 1, not text$"),
-        ("a", {"choices": CHOICES, "stop": ["x"]}, "^stop=.*it does not apply to choices"),
-        ("a", {"template": "{text}"}, "^template '{text}': it must have"),
-        ("a", {"template": "{answer} {text}"}, "it must have {text}, and {answer} at its end$"),
-        ("a", {"shots": 3, "examples": EXAMPLES}, "^shots is 3, and there are 2 examples$"),
-        ("a", {"examples": [{"text": "a"}]}, "^example 1 has no answer$"),
-        ("a", {"examples": EXAMPLES * 9}, "tokens, and this model takes at most 48; give fewer examples"),
-        ("a", {"examples": EXAMPLES * 9, "choices": CHOICES}, "at most 48; give fewer examples"),
-        ("a", {"exampels": 3}, "takes no 'exampels'; did you mean 'examples'"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("rows", "options", "said"), [
+    ("a", {"choices": ["a"]}, "^1 choices; there must be at least two"),
+    ("a", {"choices": ["a", " "]}, "^choice 2 is empty$"),
+    ("a", {"choices": ["a", "a"]}, "^choice 2 is 'a' again$"),
+    ("a", {"choices": "ab"}, "^choices are a list of texts, not str$"),
+    ({"text": "a", "choices": ["a", 1]}, {}, "^choice 2 is int, not text$"),
+    ({"text": "a", "answer": "god"}, {"choices": CHOICES}, "^the answer 'god' is not among the choices; .*'good'"),
+    ({"text": "a", "answer": 1}, {"choices": CHOICES}, "^answer is 1, not text$"),
+    ("a", {"choices": CHOICES, "stop": ["x"]}, "^stop=.*it does not apply to choices"),
+    ("a", {"template": "{text}"}, "^template '{text}': it must have"),
+    ("a", {"template": "{answer} {text}"}, "it must have {text}, and {answer} at its end$"),
+    ("a", {"shots": 3, "examples": EXAMPLES}, "^shots is 3, and there are 2 examples$"),
+    ("a", {"examples": [{"text": "a"}]}, "^example 1 has no answer$"),
+    ("a", {"examples": EXAMPLES * 9}, "tokens, and this model takes at most 48; give fewer examples"),
+    ("a", {"examples": EXAMPLES * 9, "choices": CHOICES}, "at most 48; give fewer examples"),
+    ("a", {"exampels": 3}, "takes no 'exampels'; did you mean 'examples'"),
+])  # fmt: skip
 def test_mistakes(folders: Folders, rows: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         af.tasks.few_shot(folders("GPT2LMHeadModel", **TOKENS), rows, **options)
@@ -144,19 +139,15 @@ def dogs(count: int) -> str:
     return " dog" * count  # one token each
 
 
-@pytest.mark.parametrize(
-    ("architecture", "options", "most"),
-    [
-        # a decoder reads the prompt and all of a choice but its last token, or writes after the prompt
-        ("GPT2LMHeadModel", lambda text: {"inputs": text, "choices": [dogs(1), " fox"]}, 48),
-        ("GPT2LMHeadModel", lambda text: {"inputs": text, "choices": [dogs(5), " fox"]}, 44),
-        ("GPT2LMHeadModel", lambda text: {"inputs": text, "max_new_tokens": 5}, 43),
-        # each side of an encoder-decoder has its own limit; its prompt has two special tokens
-        ("BartForConditionalGeneration", lambda text: {"inputs": text, "choices": [dogs(5), " fox"]}, 46),
-        ("BartForConditionalGeneration", lambda text: {"inputs": " fox", "choices": [text, " fox"]}, 48),
-        ("BartForConditionalGeneration", lambda text: {"inputs": text, "max_new_tokens": 5}, 46),
-    ],
-)
+@pytest.mark.parametrize(("architecture", "options", "most"), [
+    ("GPT2LMHeadModel", lambda text: {"inputs": text, "choices": [dogs(1), " fox"]}, 48),
+    ("GPT2LMHeadModel", lambda text: {"inputs": text, "choices": [dogs(5), " fox"]}, 44),
+    ("GPT2LMHeadModel", lambda text: {"inputs": text, "max_new_tokens": 5}, 43),
+    # each side of an encoder-decoder has its own limit; its prompt has two special tokens
+    ("BartForConditionalGeneration", lambda text: {"inputs": text, "choices": [dogs(5), " fox"]}, 46),
+    ("BartForConditionalGeneration", lambda text: {"inputs": " fox", "choices": [text, " fox"]}, 48),
+    ("BartForConditionalGeneration", lambda text: {"inputs": text, "max_new_tokens": 5}, 46),
+])  # fmt: skip
 def test_a_prompt_and_its_answer_may_fill_the_model(
     folders: Folders, architecture: str, options: Callable[[str], dict[str, Any]], most: int
 ) -> None:

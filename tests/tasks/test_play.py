@@ -63,14 +63,11 @@ def test_many_at_once_are_each_alone() -> None:
     assert together[2:] == alone
 
 
-@pytest.mark.parametrize(
-    ("environment", "changes", "sentence"),
-    [
-        ("NoSuchWorld-v1", {}, "NoSuchWorld"),
-        ("Pendulum-v1", {}, "states of 3 numbers and 1 actions; the model has 4 and 2"),
-        ("CartPole-v1", {"act_dim": 3}, "4 numbers and 2 actions; the model has 4 and 3"),
-    ],
-)
+@pytest.mark.parametrize(("environment", "changes", "sentence"), [
+    ("NoSuchWorld-v1", {}, "NoSuchWorld"),
+    ("Pendulum-v1", {}, "states of 3 numbers and 1 actions; the model has 4 and 2"),
+    ("CartPole-v1", {"act_dim": 3}, "4 numbers and 2 actions; the model has 4 and 3"),
+])  # fmt: skip
 def test_environments_that_do_not_fit(environment: str, changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         play(player(**changes), environment, returns=[1.0])

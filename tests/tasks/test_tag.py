@@ -12,13 +12,14 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer import cli, families
+from anyformer import cli
 from anyformer.data import Bytes, Data, JSONLines
 from anyformer.objectives.tag import Tag, split_words, word_tokens
 from anyformer.tasks.each.tag import AGGREGATIONS
 from anyformer.train.optim import AdamW
 from anyformer.train.run import Batch, Run
 from anyformer.train.start import train
+from tiny import encoder
 
 Folders = Callable[..., Path]
 LABELS = ("B-PER", "I-PER", "O", "B-LOC", "I-LOC", "MISC")
@@ -97,11 +98,7 @@ def tagger(folder: Path, labels: tuple[str, ...], every: bool = False, **changes
     special = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     run = Run(
         name="tags", vocabulary=Bytes(special=special, begin="cls_token", end="sep_token"),
-        model=families.find("bert").read({
-            "architectures": ["BertForTokenClassification"], "vocab_size": 300, "hidden_size": 16,
-            "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 64,
-            "num_labels": len(labels), "initializer_range": 1.0, **changes,
-        }),
+        model=encoder("BertForTokenClassification", num_labels=len(labels), initializer_range=1.0, **changes),
         data=Data(train=JSONLines(path=str(folder / "rows.jsonl"))), objective=Tag(labels=labels, every=every),
         batch=Batch(examples=2), steps=1, optimizer=AdamW(lr=1e-8),
     )  # fmt: skip

@@ -291,18 +291,15 @@ def test_the_language_as_published(writer: Path) -> None:
     assert every[0]["language"] == wanted[0] and sum(each["score"] for each in every) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "wanted", "advance"),
-    [
-        ([100, 1, 2, 103], [(0, 3, [100, 1, 2, 103])], 50),
-        ([100, 1, 103, 103, 2, 110], [(0, 3, [100, 1, 103]), (3, 10, [103, 2, 110])], 50),
-        ([100, 1, 103, 103, 2], [(0, 3, [100, 1, 103, 103])], 6),
-        ([1, 2], [(0, 25, [1, 2])], 50), ([], [], 50), ([100, 1, 100, 100, 2], [(0, 0, [100, 1, 100, 100])], 50),
-        ([100, 1, 125, 125, 2], [(0, 25, [100, 1, 125, 125])], 50),
-        ([100, 1, 130, 130, 2], [(0, 30, [100, 1, 130, 130])], 50),
-        ([100, 1, 2], [(0, 25, [100, 1, 2])], 50), ([100, 1, 112, 2], [(0, 12, [100, 1, 112, 2])], 50),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("tokens", "wanted", "advance"), [
+    ([100, 1, 2, 103], [(0, 3, [100, 1, 2, 103])], 50),
+    ([100, 1, 103, 103, 2, 110], [(0, 3, [100, 1, 103]), (3, 10, [103, 2, 110])], 50),
+    ([100, 1, 103, 103, 2], [(0, 3, [100, 1, 103, 103])], 6),
+    ([1, 2], [(0, 25, [1, 2])], 50), ([], [], 50), ([100, 1, 100, 100, 2], [(0, 0, [100, 1, 100, 100])], 50),
+    ([100, 1, 125, 125, 2], [(0, 25, [100, 1, 125, 125])], 50),
+    ([100, 1, 130, 130, 2], [(0, 30, [100, 1, 130, 130])], 50),
+    ([100, 1, 2], [(0, 25, [100, 1, 2])], 50), ([100, 1, 112, 2], [(0, 12, [100, 1, 112, 2])], 50),
+])  # fmt: skip
 def test_sentences_of_a_window(tokens: list[int], wanted: Any, advance: int) -> None:
     """If a timestamp is the start of the window or after its end, the next window follows: no window is read twice."""
     assert long_audio.split_sentences(tokens, 100, 50, 2) == (wanted, advance)
@@ -388,15 +385,11 @@ def test_a_stream_of_chunks_is_the_recording(spelling: Path, writer: Path, rate:
     assert taken == [100, 100] and exact.total == 200, "a stream that ends with a window ends"
 
 
-@pytest.mark.parametrize(
-    ("chunks", "match"),
-    [
-        ([], "less than a frame"), ([np.zeros(9, np.float32)], "less than a frame"),
-        ([tone(0.4), tone(0.1) * np.nan], "the stream: sample 6,400 is not a finite"),
-        ([np.zeros((9, 2))], "one channel"), (["words"], "one channel of numbers"),
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize(("chunks", "match"), [
+    ([], "less than a frame"), ([np.zeros(9, np.float32)], "less than a frame"),
+    ([tone(0.4), tone(0.1) * np.nan], "the stream: sample 6,400 is not a finite"),
+    ([np.zeros((9, 2))], "one channel"), (["words"], "one channel of numbers"),
+], ids=str)  # fmt: skip
 def test_what_is_no_stream_of_sound(spelling: Path, writer: Path, chunks: list, match: str) -> None:
     for folder in (spelling, writer):
         with pytest.raises(ValueError, match=match):

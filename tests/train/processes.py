@@ -1,6 +1,5 @@
-"""Small trainings of several families. `python processes.py FOLDER NUM CASES` does those that the JSON list CASES names
-in NUM processes, which it forks (torch is imported once) and which join as torchrun's do; found-NUM.pt has the results.
-"""
+"""Small trainings of several families. `fork` does those that cases.json lists in several processes, which it forks
+(torch is imported once) and which join as torchrun's do; found-NUM.pt has the results."""
 
 from __future__ import annotations
 
@@ -215,9 +214,10 @@ def every_case(folder: Path, cases: list[Case]) -> None:
         torch.save(found, folder / f"found-{parallel.world_size()}.pt")
 
 
-def fork(folder: Path, num: int, cases: list[Case]) -> int:
-    torch.set_num_threads(1)
-    for name in ("torch._dynamo", "torch.distributed.tensor.parallel", "torch.distributed.checkpoint"):
+def fork(folder: Path, num: int) -> int:
+    """Return the exit code."""
+    cases = json.loads((folder / "cases.json").read_text())
+    for name in ("torch.distributed.tensor.parallel", "torch.distributed.checkpoint"):
         importlib.import_module(name)  # otherwise each process would import it
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -236,7 +236,3 @@ def fork(folder: Path, num: int, cases: list[Case]) -> int:
             os._exit(0)
         children.append(child)
     return max(abs(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) for child in children)
-
-
-if __name__ == "__main__":
-    sys.exit(fork(Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])))

@@ -1,7 +1,7 @@
 """A small run on a few texts, for tests that start, kill and resume real trainings.
 
-As a program it reads commands, one per line: "train TEXTS FOLDER PRECISION STEPS [LAST]" or "save FOLDER FIRST LIMIT".
-It forks a child for each: torch is imported once, and each child can be killed.
+As a program it reads commands, one per line: "train TEXTS FOLDER PRECISION STEPS [LAST]", "save FOLDER FIRST LIMIT" or
+"parallel FOLDER NUM" (processes.py). It forks a child for each: torch is imported once, and each child can be killed.
 """
 
 from __future__ import annotations
@@ -107,6 +107,8 @@ def main() -> None:
             try:
                 if kind == "train":
                     train(Path(words[0]), Path(words[1]), words[2], *map(int, words[3:]))
+                elif kind == "parallel":
+                    os._exit(importlib.import_module("processes").fork(Path(words[0]), int(words[1])))
                 else:
                     save(Path(words[0]), int(words[1]), int(words[2]))
             except BaseException as error:

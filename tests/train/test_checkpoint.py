@@ -9,7 +9,6 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,8 @@ from tiny import model_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 import runs
+
+pytestmark = pytest.mark.xdist_group("nursery")  # one worker starts one process for all of them
 
 
 def moments(model: Any) -> dict[str, torch.Tensor]:
@@ -169,13 +170,6 @@ def test_an_error_while_saving_leaves_nothing(tmp_path: Path, model: Any) -> Non
 
 
 # -- real processes
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[runs.Nursery]:
-    made = runs.Nursery()
-    yield made
-    made.close()
 
 
 def test_t3_killed_while_saving(tmp_path: Path, nursery: runs.Nursery) -> None:

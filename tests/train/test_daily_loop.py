@@ -14,11 +14,12 @@ import torch
 
 import anyformer as af
 import vocabularies
-from anyformer import cli, families
+from anyformer import cli
 from anyformer.data import CSV, Held, JSONLines, Oversample
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.examples import label_number
 from anyformer.train.baseline import class_weights_of, frequency_baseline
+from tiny import encoder
 
 STARS = ("1", "2", "5")
 TINY = ["--set", "steps=2", "--set", "evaluate.every=2", "--set", "keep.every=2", "--set", "model.encoder.depth=1",
@@ -59,15 +60,6 @@ def test_a_file_is_one_list_of_objects(tmp_path: Path) -> None:
     ]
 
 
-def test_rows_without_labels_have_no_label(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"text": "x", "of": topics} for topics in (["a"], None, ["a", "b"], [])]
-    Path("topics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert cli.main(["train", "--jsonl", "topics.jsonl", "--label", "of", "--show"]) == 0
-    assert json.loads(capsys.readouterr().out)["objective"]["kind"] == "MultiLabel"
-    assert cli.main(["train", "--jsonl", "topics.jsonl", "--label", "of", "--oversample"]) == 2
-    assert "need one label per example" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("weights, why", [
     ("1", "write \"balanced\", or label=number"), ("1=2,1=3", "a label is given twice"),
     ("3=2", "no label '3'; valid: 1, 2, 5"), ("1=nan", "expected a finite number"),
@@ -104,10 +96,7 @@ def test_a_run_with_repeated_rows_is_evaluated(place: Path, capsys: pytest.Captu
 
 def test_a_file_with_some_of_the_models_labels(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A model that is not the folder of a run, on a file with one of its classes and an unknown label."""
-    config = {"architectures": ["BertForSequenceClassification"], "num_hidden_layers": 1, "hidden_size": 16,
-              "vocab_size": 300, "num_attention_heads": 2, "intermediate_size": 16,
-              "id2label": dict(enumerate(STARS)), "label2id": {star: i for i, star in enumerate(STARS)}}  # fmt: skip
-    af.save(af.build(families.find("bert").read(config), seed=0), vocabularies.bert(place / "bert"), format="hf")
+    af.save(af.build(encoder(labels=STARS), seed=0), vocabularies.bert(place / "bert"), format="hf")
     for rows in (["a,5", "b,5"], ["a,5", "b,5", "c,9"]):
         Path("five.csv").write_text("\n".join(["text,label", *rows]))
         assert cli.main(["eval", "bert", "--csv", "five.csv", "--label", "label", "--json", "--device", "cpu"]) == 0

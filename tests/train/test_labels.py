@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer import families
 from anyformer.data import CSV, Bytes, Data, JSONLines
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.tag import Tag
@@ -20,17 +19,10 @@ from anyformer.train.optim import AdamW
 from anyformer.train.run import Batch, Pretrained, Run
 from anyformer.train.start import make_model, setup
 from anyformer.transforms.lora import LoRA, merge
+from tiny import encoder
 
 VOCABULARY = Bytes(special=SPECIAL, begin="cls_token", end="sep_token")
 ROWS = [f"{word} {i},{label}" for i in range(4) for word, label in (("aaaa", "yes"), ("zzzz", "no"))]
-
-
-def encoder(architecture: str = "BertForSequenceClassification", labels: tuple[str, ...] = ()) -> Any:
-    return families.find("bert").read({
-        "architectures": [architecture], "vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 1,
-        "num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 64, "pad_token_id": 0,
-        **({"id2label": {str(i): label for i, label in enumerate(labels)}} if labels else {}),
-    })  # fmt: skip
 
 
 def run_of(folder: Path, **changes: Any) -> Run:
@@ -48,10 +40,9 @@ def answers(where: Any) -> list[str]:
     return [found[0]["label"] for found in classify(where, ["aaaa 1", "zzzz 2"])]
 
 
-@pytest.mark.parametrize(
-    "labels, described", [(("yes", "no"), ()), (("yes", "no"), ("no", "yes")), (("no", "yes"), ("no", "yes"))],
-    ids=["no names", "another order", "these"],
-)  # fmt: skip
+@pytest.mark.parametrize("labels, described", [
+    (("yes", "no"), ()), (("yes", "no"), ("no", "yes")), (("no", "yes"), ("no", "yes")),
+], ids=["no names", "another order", "these"])  # fmt: skip
 def test_a_classifier_answers_with_the_names_it_learnt(
     labels: tuple[str, ...], described: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from anyformer import cli, families
+from anyformer import cli
 from anyformer.data import CSV, Bytes, Columns, Data, JSONLines, Stored
 from anyformer.objectives.answer import Answer
 from anyformer.objectives.classify import Classify
@@ -20,18 +20,9 @@ from anyformer.recipes.shared.encoder import SPECIAL
 from anyformer.specs.codec import to_json
 from anyformer.train.run import Batch, Run
 from anyformer.weights import manifest
+from tiny import encoder
 
 LABELS = ("no", "yes")
-
-
-def encoder(
-    architecture: str = "BertForSequenceClassification", labels: tuple[str, ...] = LABELS, size: int = 300
-) -> Any:
-    return families.find("bert").read({
-        "architectures": [architecture], "vocab_size": size, "hidden_size": 16, "num_hidden_layers": 1,
-        "num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 64, "pad_token_id": 0,
-        **({"id2label": {str(i): label for i, label in enumerate(labels)}} if labels else {}),
-    })  # fmt: skip
 
 
 def said(folder: Path, capsys: pytest.CaptureFixture[str], train: Any, objective: Any, model: Any, **more: Any) -> str:
@@ -59,7 +50,7 @@ def table(folder: Path, *rows: str) -> CSV:
 ])  # fmt: skip
 def test_a_label_outside_its_range(label: str, wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = table(tmp_path, "fine,1", f"fine,{label}")
-    err = said(tmp_path, capsys, rows, Classify(labels=LABELS), encoder())
+    err = said(tmp_path, capsys, rows, Classify(labels=LABELS), encoder(labels=LABELS))
     assert f"rows.csv:3: {wrong}" in err and "set data.unfit='skip'" in err
 
 
@@ -87,12 +78,12 @@ def test_an_answer_that_is_not_in_its_text(tmp_path: Path, capsys: pytest.Captur
 
 def test_as_many_labels_as_the_model_tells_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows, three = table(tmp_path, "fine,1"), Classify(labels=("no", "yes", "maybe"))
-    assert "3 labels in the objective, 2 in the model" in said(tmp_path, capsys, rows, three, encoder())
+    assert "3 labels in the objective, 2 in the model" in said(tmp_path, capsys, rows, three, encoder(labels=LABELS))
 
 
 def test_a_sequence_longer_than_the_model_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = table(tmp_path, "fine,1", f"{'x' * 63},0")
-    err = said(tmp_path, capsys, rows, Classify(labels=LABELS), encoder())
+    err = said(tmp_path, capsys, rows, Classify(labels=LABELS), encoder(labels=LABELS))
     assert "rows.csv:3: 65 tokens; the limit is 64" in err  # with its two special tokens
 
 
@@ -108,7 +99,9 @@ def test_a_window_longer_than_the_model_takes(tmp_path: Path, capsys: pytest.Cap
 def test_a_vocabulary_of_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Bytes(special=SPECIAL).make([], tmp_path / "stored")  # 260 tokens
     rows, stored = table(tmp_path, "fine,1"), Stored(path=str(tmp_path / "stored"))
-    err = said(tmp_path, capsys, rows, Classify(labels=LABELS), encoder(size=259), vocabulary=stored)
+    err = said(
+        tmp_path, capsys, rows, Classify(labels=LABELS), encoder(labels=LABELS, vocab_size=259), vocabulary=stored
+    )
     assert "the vocabulary has 260 tokens, the model 259: they do not belong together" in err
 
 
@@ -116,7 +109,7 @@ def test_an_objective_of_another_model(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "pairs.jsonl").write_text('{"source": "a", "target": "b"}')
     pairs = JSONLines(path=str(tmp_path / "pairs.jsonl"))
     ends = Bytes(special={"eos_token": "</s>", "pad_token": "<pad>"}, end="eos_token")
-    err = said(tmp_path, capsys, pairs, Translate(), encoder(), vocabulary=ends)
+    err = said(tmp_path, capsys, pairs, Translate(), encoder(labels=LABELS), vocabulary=ends)
     assert "Translate reads one text and writes another: it needs an encoder-decoder" in err
 
 
@@ -129,4 +122,4 @@ def test_an_objective_of_another_model(tmp_path: Path, capsys: pytest.CaptureFix
 def test_an_empty_data_set(content: str, wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rows.csv").write_text(content)
     rows = CSV(path=str(tmp_path / "rows.csv"))
-    assert wrong in said(tmp_path, capsys, rows, Classify(labels=LABELS), encoder())
+    assert wrong in said(tmp_path, capsys, rows, Classify(labels=LABELS), encoder(labels=LABELS))

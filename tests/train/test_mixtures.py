@@ -23,6 +23,7 @@ from anyformer.train.progress import Metrics, Screen, read_metrics
 from anyformer.train.run import Batch, Begin
 from anyformer.train.start import setup
 from anyformer.train.trainer import Callback
+from tiny import encoder
 
 sys.path.insert(0, str(Path(__file__).parent))
 import runs
@@ -137,11 +138,10 @@ def test_gpt3_in_a_small_form(texts: Path, tmp_path: Path, capsys: pytest.Captur
 
 def test_bert_in_a_small_form(texts: Path, tmp_path: Path) -> None:
     """Eight steps have at most 24 tokens, four have 40; the run stops after the change, and once before it."""
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
-             "vocab_size": 300, "max_position_embeddings": 48, "architectures": ["BertForPreTraining"]}  # fmt: skip
     shares = tuple(Share(name=n, source=TextFiles(path=str(texts / n))) for n in ("books", "wikipedia"))
     run = override(recipe("bert-base-pretraining", str(texts)), {
-        "model": families.find("bert").read(sizes), "vocabulary": vocabulary(300), "objective.length": 40, "steps": 12,
+        "model": encoder("BertForPreTraining", max_position_embeddings=48),
+        "vocabulary": vocabulary(300), "objective.length": 40, "steps": 12,
         "data.train": Mixture(shares=shares), "data.valid": shares[0].source, "precision": "fp32",
         "batch": Batch(examples=4, length=48, begin=Begin(steps=8, length=24)), "schedule.warmup": 2,
         "optimizer.lr": 5e-3, "evaluate.every": 12, "keep.every": 5,

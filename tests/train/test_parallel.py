@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -33,6 +34,8 @@ from anyformer.weights import manifest
 sys.path.insert(0, str(Path(__file__).parent))
 import processes
 
+pytestmark = pytest.mark.xdist_group("nursery")  # one worker starts one process for all of them
+
 FAMILIES = tuple(processes.CONFIGS)
 COPIES, SHARD, TENSOR, EXPERT = {}, {"shard": 2}, {"tensor": 2}, {"expert": 2}  # type: ignore[var-annotated]
 BOTH, HYBRID, WIDE = {"shard": 2, "tensor": 2}, {"replicate": 2, "shard": 2}, {"replicate": 2, "tensor": 2}
@@ -59,23 +62,24 @@ SLOW = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data, and the result of one process (alone.pt)."""
+    """The data."""
     folder = tmp_path_factory.mktemp("parallel")
     processes.write_data(folder)
     torch.set_num_threads(1)
-    alone = {name: processes.trained(processes.run_of(name, folder, Mesh()), folder / name) for name in FAMILIES}
-    torch.save(alone, folder / "alone.pt")
     return folder
 
 
-def environment(**changes: str) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", **changes}
+@functools.cache
+def trained_alone(place: Path, name: str) -> dict[str, Any]:
+    """The result of one process, with the weights before the first step."""
+    run = processes.run_of(name, place, Mesh())
+    return {**processes.trained(run, place / name), "start": af.build(run.model, seed=0).state_dict()}
 
 
-def trained_by(place: Path, num: int, cases: list[Any]) -> dict[str, Any]:
-    command = [sys.executable, processes.__file__, str(place), str(num), json.dumps(cases)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment())
-    assert done.returncode == 0, done.stderr[-3000:]
+def trained_by(nursery: processes.runs.Nursery, place: Path, num: int, cases: list[Any]) -> dict[str, Any]:
+    (place / "cases.json").write_text(json.dumps(cases))
+    nursery.start("parallel", place, num)
+    assert nursery.wait() == 0
     return torch.load(place / f"found-{num}.pt")
 
 
@@ -91,18 +95,16 @@ def compare(found: dict[str, Any], alone: dict[str, Any], case: str) -> None:
 def check_all(place: Path, found: dict[str, Any]) -> None:
     found = {case: results for case, results in found.items() if case.split("-")[0] in FAMILIES}
     assert found
-    alone = torch.load(place / "alone.pt")
-    start = {name: af.build(processes.run_of(name, place, Mesh()).model, seed=0).state_dict() for name in FAMILIES}
     for case, results in found.items():
-        name = case.split("-")[0]
-        compare(results, alone[name], case)
+        alone = trained_alone(place, case.split("-")[0])
+        compare(results, alone, case)
         for n, tensor in results["weights"].items():  # all have learnt something; of a bias of keys all sums are 0
-            assert n.endswith(".k.bias") or float((tensor - start[name][n]).abs().max()) > 1e-5, f"{case}: {n}"
+            assert n.endswith(".k.bias") or float((tensor - alone["start"][n]).abs().max()) > 1e-5, f"{case}: {n}"
 
 
 @pytest.fixture(scope="module")
-def by_two(place: Path) -> dict[str, Any]:
-    return trained_by(place, 2, EVERYDAY[2])
+def by_two(place: Path, nursery: Any) -> dict[str, Any]:
+    return trained_by(nursery, place, 2, EVERYDAY[2])
 
 
 def test_two_are_one(place: Path, by_two: dict[str, Any]) -> None:
@@ -118,14 +120,14 @@ def test_experts_are_spread_over_processes(by_two: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_four_are_one(place: Path) -> None:
-    check_all(place, trained_by(place, 4, EVERYDAY[4]))
+def test_four_are_one(place: Path, nursery: Any) -> None:
+    check_all(place, trained_by(nursery, place, 4, EVERYDAY[4]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num", [2, 4])
-def test_many_are_one_in_every_layout(place: Path, num: int) -> None:
-    check_all(place, trained_by(place, num, SLOW[num]))
+def test_many_are_one_in_every_layout(place: Path, nursery: Any, num: int) -> None:
+    check_all(place, trained_by(nursery, place, num, SLOW[num]))
 
 
 # -- checkpoints in pieces (of the runs above)
@@ -139,6 +141,7 @@ def test_a_checkpoint_in_pieces_is_a_model(
     assert len(list(last.glob("shard-*.safetensors"))) == 2 and not (last / "model.safetensors").exists()
     assert main(["convert", str(folder), str(tmp_path / "plain")]) == 0
     assert (tmp_path / "plain" / "model.safetensors").is_file() and (tmp_path / "plain" / "tokenizer.json").is_file()
+    trained_alone(place, "llama")
     one, two = (af.load(f).state_dict() for f in (place / "llama", tmp_path / "plain"))  # the saved average
     assert max(float((tensor - two[name]).abs().max()) for name, tensor in one.items()) < 1e-5
     assert main(["generate", str(folder), "a", "--max-new-tokens", "2"]) == 0 and capsys.readouterr().out
@@ -153,7 +156,7 @@ def test_t4_another_number_of_processes_goes_on_with_the_same(
     manifest.remove(manifest.steps(tmp_path / "run")[4])
     rest = processes.trained(processes.run_of(name, place, Mesh()), tmp_path / "run")
     assert [step for step, _ in rest["rows"]] == [2, 3]
-    compare(rest, torch.load(place / "alone.pt")[name], name)
+    compare(rest, trained_alone(place, name), name)
 
 
 def test_a_damaged_piece_is_noticed(place: Path, by_two: dict[str, Any], tmp_path: Path) -> None:
@@ -176,7 +179,12 @@ def start_torchrun(place: Path, out: Path, run: Any, restarts: int) -> subproces
     job = ["-m", "anyformer", "train", str(place / f"{out.name}.json"), "--out", str(out), "--device", "cpu"]
     command = [sys.executable, *launcher, "--max-restarts", str(restarts), *job]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(), cwd=place
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=place,
     )
 
 

@@ -7,10 +7,8 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +23,23 @@ from anyformer.specs.codec import override
 from anyformer.train.optim import AdamW
 from anyformer.train.progress import Metrics, read_metrics
 from anyformer.train.resume import read
-from anyformer.train.run import Batch, Evaluate
+from anyformer.train.run import Batch, Evaluate, differences, read_run
 from anyformer.train.start import setup
 from anyformer.weights import hub, manifest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import runs
 
+pytestmark = pytest.mark.xdist_group("nursery")  # one worker starts one process for all of them
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[runs.Nursery]:
-    made = runs.Nursery()
-    yield made
-    made.close()
+
+class Ear(Metrics):
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self.lines = lines
+
+    def on_message(self, line: str) -> None:
+        self.lines.append(line)
 
 
 def steps_done(folder: Path) -> int:
@@ -134,13 +136,23 @@ def test_a_stop_is_a_checkpoint(tmp_path: Path, nursery: runs.Nursery) -> None:
 # -- T4
 
 
+def begin(folder: Path) -> tuple[Path, Path]:
+    """Return the texts, and a run of 4 steps on them."""
+    torch.set_num_threads(1)
+    texts = runs.write_texts(folder / "texts")
+    setup(runs.run_of(texts, steps=4), folder / "run", callbacks=[Metrics()]).fit()
+    return texts, folder / "run"
+
+
 @pytest.fixture
 def begun(tmp_path: Path) -> tuple[Path, Path]:
-    """(texts, a run of 4 steps on them)"""
-    torch.set_num_threads(1)
-    texts = runs.write_texts(tmp_path / "texts")
-    setup(runs.run_of(texts, steps=4), tmp_path / "run", callbacks=[Metrics()]).fit()
-    return texts, tmp_path / "run"
+    return begin(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The same for tests that do not change it."""
+    return begin(tmp_path_factory.mktemp("begun"))
 
 
 def test_a_finished_run_goes_on_for_longer(begun: tuple[Path, Path]) -> None:
@@ -160,8 +172,8 @@ def test_a_finished_run_goes_on_for_longer(begun: tuple[Path, Path]) -> None:
     ({"precision": "bf16"}, "precision: its default then, 'bf16' now"),
     ({"evaluate": Evaluate(every=8, best="perplexity")}, "evaluate.best: its default then, 'perplexity' now"),
 ])  # fmt: skip
-def test_t4_another_description_is_refused(begun: tuple[Path, Path], change: dict[str, Any], message: str) -> None:
-    texts, folder = begun
+def test_t4_another_description_is_refused(unchanged: tuple[Path, Path], change: dict[str, Any], message: str) -> None:
+    texts, folder = unchanged
     with pytest.raises(ValueError, match=f"a different run: {message}"):
         setup(runs.run_of(texts, **{"steps": 6, **change}), folder, resume=True)
 
@@ -287,32 +299,27 @@ def test_a_run_that_failed_before_its_first_step_leaves_no_vocabulary(tmp_path: 
     assert sorted((path.name, path.read_bytes()) for path in other.iterdir()) == before
 
 
-def test_while_it_runs_a_folder_is_not_free_before_its_first_checkpoint(tmp_path: Path) -> None:
+def test_while_it_runs_a_folder_is_not_free_before_its_first_checkpoint(tmp_path: Path, nursery: runs.Nursery) -> None:
     texts = runs.write_texts(tmp_path / "texts")
     first = setup(runs.run_of(texts), tmp_path / "run")
-    code = "import sys, pathlib; from anyformer.data import lock; lock.FolderLock(pathlib.Path(sys.argv[1])).acquire()"
-    other = subprocess.run([sys.executable, "-c", code, str(first.folder)], capture_output=True, text=True)
-    assert "is in use" in other.stderr
+    nursery.start("train", texts, first.folder, "fp32", 2)
+    assert nursery.wait() == 1 and not manifest.steps(first.folder)  # refused: without the lock it would train
 
 
 def test_resume_before_the_first_checkpoint_says_where_it_starts(tmp_path: Path) -> None:
     texts, lines = runs.write_texts(tmp_path / "texts"), list[str]()
     setup(runs.run_of(texts, steps=2), tmp_path / "run")  # as if it were killed here
 
-    class Ear(Metrics):
-        def on_message(self, line: str) -> None:
-            lines.append(line)
-
-    assert setup(runs.run_of(texts, steps=2), tmp_path / "run", resume=True, callbacks=[Ear()]).fit().step == 2
+    assert setup(runs.run_of(texts, steps=2), tmp_path / "run", resume=True, callbacks=[Ear(lines)]).fit().step == 2
     assert lines == [f"{tmp_path / 'run'} has no checkpoint: training starts at step 0"]
     lines.clear()
-    setup(runs.run_of(texts, steps=4), tmp_path / "run", resume=True, callbacks=[Ear()]).fit()
-    setup(runs.run_of(texts, steps=2), tmp_path / "fresh", callbacks=[Ear()]).fit()
+    setup(runs.run_of(texts, steps=4), tmp_path / "run", resume=True, callbacks=[Ear(lines)]).fit()
+    setup(runs.run_of(texts, steps=2), tmp_path / "fresh", callbacks=[Ear(lines)]).fit()
     assert lines == []
 
 
-def test_a_folder_is_one_runs(begun: tuple[Path, Path]) -> None:
-    texts, folder = begun
+def test_a_folder_is_one_runs(unchanged: tuple[Path, Path]) -> None:
+    texts, folder = unchanged
     with pytest.raises(ValueError, match="already has a run: --resume continues it"):
         setup(runs.run_of(texts), folder)
     assert (folder / "run.json").is_file() and af.load(folder).spec.decoder.depth == 2
@@ -327,19 +334,13 @@ def test_a_damaged_checkpoint_is_passed_over_and_told(begun: tuple[Path, Path]) 
     path.write_bytes(path.read_bytes()[:-1])
     lines: list[str] = []
 
-    class Ear(Metrics):
-        def on_message(self, line: str) -> None:
-            lines.append(line)
-
-    trainer = setup(runs.run_of(texts, steps=4), folder, resume=True, callbacks=[Ear()]).fit()
+    trainer = setup(runs.run_of(texts, steps=4), folder, resume=True, callbacks=[Ear(lines)]).fit()
     assert trainer.step == 4 and len(lines) == 1 and "skipped: " in lines[0] and "model.safetensors" in lines[0]
     assert manifest.fault(folder / "checkpoints" / "step-00000004") is None  # saved again by the resumed run
 
 
-def test_a_run_survives_its_own_json(begun: tuple[Path, Path]) -> None:
-    from anyformer.train.run import differences, read_run
-
-    texts, folder = begun
+def test_a_run_survives_its_own_json(unchanged: tuple[Path, Path]) -> None:
+    texts, folder = unchanged
     run = runs.run_of(texts, steps=4)
     assert read_run(folder / "run.json") == run and not differences(run, run)
     moved = override(run, {"data.train": TextFiles(path="elsewhere")})

@@ -134,12 +134,14 @@ def test_a_value_out_of_its_range(path: str, value: Any, line: str, judge: Any, 
     assert line in str(caught.value)
 
 
-def test_the_verb_prints_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_verb_prints_it(
+    judge: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anyformer.train.run_schema.schema", lambda: judge.schema)  # it takes a second
     assert cli.main(["schema"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert cli.main(["schema", "--out", str(tmp_path / "run.schema.json")]) == 0 and capsys.readouterr().out == ""
-    assert json.loads((tmp_path / "run.schema.json").read_text()) == printed
-    assert printed["properties"].keys() == schema()["properties"].keys()
+    assert json.loads((tmp_path / "run.schema.json").read_text()) == printed == json.loads(json.dumps(judge.schema))
     adam = printed["$defs"]["AdamW"]
     assert adam["properties"]["weight_decay"]["default"] == 0.1 and "Loshchilov and Hutter" in adam["description"]
     batch = printed["$defs"]["Batch"]["properties"]["length"]

@@ -10,6 +10,7 @@ run.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -85,16 +86,18 @@ def network(kind: str, width: int, depth: int, narrow: int, side: int, channels:
 
 @cache
 def matched_network(kind: str, width: int, depth: int, side: int, channels: int, labels: int) -> Model:
-    """Return the network whose operations are nearest to the convolutional network's."""
+    """Return the network whose operations, which grow with the inner width, are nearest to the convolutional one's."""
 
-    def build(kind: str, narrow: int) -> Model:
-        return network(kind, width, depth, narrow, side, channels, labels)
+    @cache
+    def flops(kind: str, narrow: int) -> int:
+        return count(network(kind, width, depth, narrow, side, channels, labels)).flops(1)
 
-    wanted = count(build("convolution", width)).flops(1)
-    if kind == "convolution":
-        return build(kind, width)
-    candidates = [build(kind, narrow) for narrow in range(GROUP, 6 * width, GROUP)]
-    return min(candidates, key=lambda spec: abs(count(spec).flops(1) - wanted))
+    narrow, wanted = width, flops("convolution", width)
+    if kind != "convolution":
+        widths = range(GROUP, 6 * width, GROUP)
+        above = bisect_left(widths, wanted, key=lambda narrow: flops(kind, narrow))
+        narrow = min(widths[max(above - 1, 0) : above + 1], key=lambda narrow: abs(flops(kind, narrow) - wanted))
+    return network(kind, width, depth, narrow, side, channels, labels)
 
 
 def images(values: Values, place: Place) -> tuple[Source, Source, ClassifyImage]:
