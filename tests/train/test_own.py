@@ -45,6 +45,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "films.csv").write_text("id,text,kind\n" + "".join(f'{i},"{t}",{k}\n' for i, (t, k) in enumerate(rows)))
     lines = [{"sentence": text, "kind": kind, "score": i / 4} for i, (text, kind) in enumerate(rows)]
     (tmp_path / "bad.csv").write_text("text,kind\na,good\nb,\nc\nd,good\ne, \n")
+    commas = "".join(f"a house {i};{i % 9},{i % 10}\n" for i in range(20))
+    (tmp_path / "commas.csv").write_text(f"text;kind\n{commas}none;n/a\n")
+    (tmp_path / "header.csv").write_text("text,kind\n")
+    (tmp_path / "twice.csv").write_text("text,kind,text\na,good,b\n")
     (tmp_path / "none.csv").write_text("text,kind\n,good\n")
     (tmp_path / "none.txt").write_text(" \n\n")
     (tmp_path / "hi.txt").write_text("hi\n")
@@ -307,6 +311,10 @@ def test_a_description_of_no_family_learns_labels(place: Path, capsys: pytest.Ca
     (("--csv", "bad.csv", "--label", "kind"), "bad.csv: column 'kind' has a single value, 'good', in all 2 rows (3 rows"
      " skipped: 2 because column 'kind' is empty, 1 because 1 values for 2 columns)"),
     (("--csv", "films.csv", "--label", "id", "--column", "text"), "'id' has a different value in each of its 32 rows"),
+    (("--csv", "commas.csv", "--label", "kind"), "commas.csv: column 'kind' has decimal commas, such as '0,0'; write them"
+     " with a point, or use --multi-label ',' if a cell names several labels"),
+    (("--csv", "header.csv", "--label", "kind"), "header.csv: no row can be read (it has only a line of column names)"),
+    (("--csv", "twice.csv", "--label", "kind"), "twice.csv:1: two columns have the name 'text'; rename one of them"),
     (("--csv", "films.csv", "--target", "kind", "--label", "kind"), "give one of --label, --target, --prompt and"),
     (("--csv", "films.csv", "--target", "kindd", "--column", "text"), "no column 'kindd'; did you mean 'kind'?"),
     (("--csv", "none.csv", "--target", "kind"), "none.csv: no row has a text in 'text' and in 'kind'"),
