@@ -145,7 +145,7 @@ def no_repeat(text: Tensor, ids: Tensor, scores: Tensor, size: int) -> Tensor:
 
 
 def ban_early_end(ids: Tensor, scores: Tensor, ends: Tensor, min_length: int) -> Tensor:
-    """Ban the end tokens in rows of fewer than `min_length` tokens, without padding: a row does not depend on others."""
+    """Ban the end tokens in rows of fewer than `min_length` tokens. Padding does not count."""
     is_short = (ids < scores.shape[1]).sum(1, keepdim=True) < min_length
     return torch.where(is_short, scores.index_fill(1, ends, NEVER), scores)
 
