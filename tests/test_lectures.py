@@ -91,7 +91,7 @@ def test_the_page_has_what_there_is() -> None:
 
 
 # families that the lectures do not mention
-LATER = {"dinov2", "dinov2_with_registers", "gemma2", "gpt_oss", "modernbert", "olmo2", "qwen3_moe", "siglip"}
+LATER = {"dinov2", "dinov2_with_registers", "gemma2", "gpt_oss", "modernbert", "olmo2", "qwen3", "qwen3_moe", "siglip"}
 
 
 def test_a_page_that_is_wrong() -> None:

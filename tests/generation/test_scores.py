@@ -134,6 +134,14 @@ def test_the_least_length_is_the_first_that_may_end(options: dict[str, int]) -> 
         assert torch.equal(out.index_fill(1, EOS, 0), scores.index_fill(1, EOS, 0))
 
 
+def test_padding_does_not_count_as_length() -> None:
+    """Texts of 8 and 9 tokens, the first with padding before it (the id V)."""
+    ids, scores = batch(9)
+    ids[0, 0] = V
+    ended = ours(Settings(eos_token_id=2, min_length=9), ids, scores)[:, 2].isneginf()
+    assert ended[0] and not ended[1:].any()
+
+
 @pytest.mark.parametrize(("prompt", "bos", "first"), [(1, None, 1), (1, 4, 2), (2, 4, 2), (2, None, 2), (3, 4, 3)])
 def test_the_first_token_that_may_not_be_is_after_the_forced_one(prompt: int, bos: int | None, first: int) -> None:
     """After a prompt of only the start token, the first token is forced, and suppression at the start applies to the

@@ -3,6 +3,7 @@ complete run.json."""
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import sys
@@ -46,6 +47,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "films.csv").write_text("id,text,kind\n" + "".join(f'{i},"{t}",{k}\n' for i, (t, k) in enumerate(rows)))
     lines = [{"sentence": text, "kind": kind, "score": i / 4} for i, (text, kind) in enumerate(rows)]
     (tmp_path / "bad.csv").write_text("text,kind\na,good\nb,\nc\nd,good\ne, \n")
+    commas = "".join(f"a house {i};{i % 9},{i % 10}\n" for i in range(20))
+    (tmp_path / "commas.csv").write_text(f"text;kind\n{commas}none;n/a\n")
+    (tmp_path / "header.csv").write_text("text,kind\n")
+    (tmp_path / "twice.csv").write_text("text,kind,text\na,good,b\n")
     (tmp_path / "none.csv").write_text("text,kind\n,good\n")
     (tmp_path / "none.txt").write_text(" \n\n")
     (tmp_path / "hi.txt").write_text("hi\n")
@@ -193,6 +198,13 @@ def test_a_model_of_numbers_gives_numbers(place: Path, capsys: pytest.CaptureFix
     Path("stars.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     few = ("--set", "steps=30", "--set", "model.encoder.depth=1", "--set", "optimizer.lr=0.01", "--device", "cpu")
     assert cli.main(["train", "--jsonl", "stars.jsonl", "--label", "stars", *few]) == 0
+    log, splits = capsys.readouterr().out, [*csv.DictReader(Path("runs/stars/splits.csv").read_text().splitlines())]
+    train, valid = ([rows[int(row["row"].split(":")[1]) - 1]["stars"] for row in splits if row["split"] == name]
+                    for name in ("train", "valid"))  # fmt: skip
+    mean = sum(train) / len(train)
+    loss = sum((value - mean) ** 2 for value in valid) / len(valid)
+    assert f"to beat on the validation rows: loss {loss:.3f} by the mean of the training labels" in log
+    assert re.search(r"best validation: step .* the baselines? \(?mean label", log)
     (found,) = af.tasks.classify("runs/stars", "good good good good good good")
     model, tokenizer = af.load("runs/stars"), af.processor("runs/stars")
     logit = float(model(**tokenizer("good good good good good good")).logits)
@@ -304,6 +316,10 @@ def test_a_description_of_no_family_learns_labels(place: Path, capsys: pytest.Ca
     (("--csv", "bad.csv", "--label", "kind"), "bad.csv: column 'kind' has a single value, 'good', in all 2 rows (3 rows"
      " skipped: 2 because column 'kind' is empty, 1 because 1 values for 2 columns)"),
     (("--csv", "films.csv", "--label", "id", "--column", "text"), "'id' has a different value in each of its 32 rows"),
+    (("--csv", "commas.csv", "--label", "kind"), "commas.csv: column 'kind' has decimal commas, such as '0,0'; write"
+     " them with a point, or use --multi-label ',' if a cell names several labels"),
+    (("--csv", "header.csv", "--label", "kind"), "header.csv: no row can be read (it has only a line of column names)"),
+    (("--csv", "twice.csv", "--label", "kind"), "twice.csv:1: two columns have the name 'text'; rename one of them"),
     (("--csv", "films.csv", "--target", "kind", "--label", "kind"), "give one of --label, --target, --prompt and"),
     (("--csv", "films.csv", "--target", "kindd", "--column", "text"), "no column 'kindd'; did you mean 'kind'?"),
     (("--csv", "none.csv", "--target", "kind"), "none.csv: no row has a text in 'text' and in 'kind'"),

@@ -122,7 +122,7 @@ class CSV(Files):
                 elif not names:
                     names = column_names(cells)
                     if twice := [name for name, times in Counter(names).items() if times > 1]:
-                        raise ValueError(f"{place}: two columns have the name {quote(twice[0])}")
+                        raise ValueError(f"{place}: two columns have the name {quote(twice[0])}; rename one of them")
                 elif len(cells) < len(names) or any(cells[len(names) :]):  # spreadsheets put empty cells at the end
                     yield Row(place, None, f"{len(cells)} values for {len(names)} columns")
                 else:

@@ -52,8 +52,10 @@ def steps(s: Settings, prompt_length: int, max_length: int, source: Tensor | Non
     if s.bad_words_ids:
         end_words = {(token,) for token in ends}
         out.append(SequenceBias((tuple(word), NEVER) for word in s.bad_words_ids if tuple(word) not in end_words))
-    at_least = max(s.min_length, 0 if s.min_new_tokens is None else prompt_length + s.min_new_tokens)
-    if at_least and s.eos:
+    if s.min_length and s.eos:
+        out.append(lambda ids, scores: ban_early_end(ids, scores, known(scores), s.min_length))
+    if s.min_new_tokens and s.eos:
+        at_least = prompt_length + s.min_new_tokens
         out.append(
             lambda ids, scores: scores.index_fill(1, known(scores), NEVER) if ids.shape[1] < at_least else scores
         )
@@ -140,6 +142,12 @@ def no_repeat(text: Tensor, ids: Tensor, scores: Tensor, size: int) -> Tensor:
     banned = torch.zeros(scores.shape[0], V + 1, dtype=torch.bool, device=scores.device)
     banned.scatter_(1, torch.where(matches, windows[..., -1], V), True)
     return scores.masked_fill(banned[:, :V], NEVER)
+
+
+def ban_early_end(ids: Tensor, scores: Tensor, ends: Tensor, min_length: int) -> Tensor:
+    """Ban the end tokens in rows of fewer than `min_length` tokens. Padding does not count."""
+    is_short = (ids < scores.shape[1]).sum(1, keepdim=True) < min_length
+    return torch.where(is_short, scores.index_fill(1, ends, NEVER), scores)
 
 
 class SequenceBias:

@@ -1,4 +1,4 @@
-"""Baselines that a model has to beat: unigram and bigram counts, or label frequencies."""
+"""Baselines that a model has to beat: unigram and bigram counts, label frequencies, or the mean of numbers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from anyformer.parts.base import HasVocabulary
 from anyformer.train.data_summary import class_counts
 from anyformer.train.trainer import Callback, Trainer
 
+MEAN = "mean label"
 MAX_TOKENS = 20_000_000  # only the first tokens of a split are counted
 WEIGHTS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)  # pseudo-counts of the lower-order model
 
 
 class Baselines(Callback):
-    """Reports baseline losses before the first step, for next-token prediction and classification."""
+    """Reports baseline losses before the first step, for next-token prediction, classification and regression."""
 
     values: dict[str, float]
 
@@ -31,14 +32,24 @@ class Baselines(Callback):
             self.values = baselines(splits.train, splits.valid, size)
             listed = ", ".join(f"{name} {value:.3f}" for name, value in self.values.items())
             trainer.tell(f"to beat on the validation texts, in nats per token: {listed}")
+        elif objective.problem == "regression":
+            train, valid = (numbers_of(split) for split in (splits.train, splits.valid))
+            loss = float(np.square(valid - train.mean()).mean())
+            self.values = {MEAN: loss}
+            trainer.tell(f"to beat on the validation rows: loss {loss:.3f} by the mean of the training labels")
         elif objective.baseline == "labels":
-            train, valid = (class_counts(split, objective.labels) for split in (splits.train, splits.valid))
-            if train:
+            counts, true = (class_counts(split, objective.labels) for split in (splits.train, splits.valid))
+            if counts:
                 weights = class_weights_of(objective)
-                loss, right = frequency_baseline(list(train.values()), list(valid.values()), weights)
+                loss, right = frequency_baseline(list(counts.values()), list(true.values()), weights)
                 self.values = {"label frequencies": loss}
                 always = f"accuracy {right:.3f} by the most frequent label"
                 trainer.tell(f"to beat on the validation rows: loss {loss:.3f} by the label frequencies, {always}")
+
+
+def numbers_of(split: DataSplit) -> np.ndarray:
+    """Return the label of each record of a regression."""
+    return split.fields["label"].read(0, len(split)).astype(np.float64)
 
 
 def class_weights_of(objective: Objective) -> list[float] | None:

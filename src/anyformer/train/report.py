@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from anyformer.train.baseline import MEAN
 from anyformer.train.progress import read_metrics
 from anyformer.weights.io import read_json
 from anyformer.weights.manifest import best_steps
@@ -95,7 +96,7 @@ def curve(lines: list[dict[str, Any]], baselines: dict[str, float]) -> bytes | N
         axes.axhline(value, color="#777777", linestyle=":", linewidth=1)
         place: Any = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
         axes.annotate(name, (1, value), color="#555555", fontsize=8, **place)
-    axes.set(xlabel="step", ylabel="loss (nats)" if baselines else "loss")
+    axes.set(xlabel="step", ylabel="loss (nats)" if baselines.keys() - {MEAN} else "loss")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     if steps or valid:

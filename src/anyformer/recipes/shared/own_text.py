@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -32,6 +33,7 @@ from anyformer.train.run import Batch, Evaluate, Run, description_of, model_of
 MOST_LABELS = 200
 TEXTS = ("text", "sentence", "content", "review", "document", "body")  # usual names of a text column
 MISSING = {"na", "n/a", "nan", "none", "null", "nil", "missing", "unknown", "?", "-"}  # missing numbers
+DECIMAL_COMMA = re.compile(r"[+-]?\d+(\.\d{3})*,\d+")  # 30,5 and 1.030,5
 
 
 def from_text(
@@ -83,6 +85,8 @@ def from_table(
             if isinstance(source, CSV):  # the first line has all column names
                 break
     if first is None:
+        if problem == "it is empty" and isinstance(source, CSV) and any(file.stat().st_size for file in source.files()):
+            problem = "it has only a line of column names"
         raise ValueError(f"{path}: no row can be read ({problem})")
     if label is None and not columns and (talks := conversations_in(source, first)) is not None:
         return answers_run(talks, path, model, tell)
@@ -169,6 +173,12 @@ def labels_of(path: str, column: str, values: LabelColumn, skipped: Mapping[str,
         return ()
     labels = sorted(values.names)
     reasons = f" ({skipped_reasons(skipped)})" if skipped else ""
+    commas = [name for name in labels if DECIMAL_COMMA.fullmatch(name)]
+    if commas and {name.lower() for name in {*labels} - {*commas} if not is_number(name)} <= MISSING:
+        raise ValueError(
+            f"{path}: column {column!r} has decimal commas, such as {commas[0]!r}; write them with a point,"
+            " or use --multi-label ',' if a cell names several labels"
+        )
     if values.many:
         raise ValueError(f"{path}: column {column!r} has more than {MOST_LABELS} values, too many for labels{reasons}")
     if len(labels) < 2:
