@@ -120,6 +120,10 @@ pre { padding: 0.75rem; overflow-x: auto; border: 1px solid #8886; border-radius
 table { border-collapse: collapse; font-size: 0.85em; }
 th, td { padding: 0.2rem 0.6rem; border-bottom: 1px solid #8884; text-align: left; }
 img { border-radius: 4px; }
+@media (max-width: 45rem) {
+  p:has(> img) { overflow-x: auto; }
+  img { max-width: none !important; zoom: 0.8; }
+}
 .slides { opacity: 0.75; font-size: 0.9em; }
 """
 

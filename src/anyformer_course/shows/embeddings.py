@@ -48,7 +48,8 @@ def example(
     ]
 
     def draw() -> Any:
-        return heat_maps(list(parts.values()), list(parts), "the input of the first layer", tokens)
+        return heat_maps(list(parts.values()), list(parts), "the input of the first layer", tokens,
+                         columns_are_tokens=False)  # fmt: skip
 
     names = " + ".join(list(parts)[: 3 if model == "bert" else 2])
     return Shown(

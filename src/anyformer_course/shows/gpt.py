@@ -52,7 +52,8 @@ def example(text: str = "the cat sat on the mat", *, tied: bool = True, seed: in
 
     def draw() -> Any:
         titles = ["h0", *(f"h{i}" for i in range(1, len(states))), "P"]
-        return heat_maps([*(state[:, :24] for state in states), chances], titles, "GPT in three lines", words)
+        return heat_maps([*(state[:, :24] for state in states), chances], titles, "GPT in three lines", words,
+                         columns_are_tokens=False)  # fmt: skip
 
     return Shown(
         f"h0 by hand differs by {first:.0e} from the model's; P = softmax(hn We^T) by at most {last:.0e}",

@@ -44,7 +44,8 @@ def example(
     error = float((by_hand - results["LayerNorm"]).abs().max())
 
     def draw() -> Any:
-        return heat_maps(list(results.values()), list(results), "rows are words, columns are channels", words)
+        return heat_maps(list(results.values()), list(results), "rows are words, columns are channels", words,
+                         columns_are_tokens=False)  # fmt: skip
 
     return Shown(
         f"If the last text changes, LayerNorm's result for {texts[0]!r} changes by {rows[1][-1]:.2f} and BatchNorm's "
