@@ -11,6 +11,7 @@ import torch
 
 import anyformer as af
 from anyformer.look import figures
+from anyformer.parts.grid.convolution import Convolution
 from anyformer.parts.op import Op
 from anyformer.specs.addresses import value_at
 from anyformer.specs.part import walk
@@ -111,7 +112,11 @@ def role(spec: Any, address: str) -> str:
             found = value_at(spec, ".".join(names[:end]))
         except ValueError:
             continue
+        if isinstance(found, Convolution):
+            return "convolution or recurrence"
         if isinstance(found, Op):
-            mixer = "attention" if "Attention" in type(found).__name__ else "convolution or recurrence"
-            return "feed-forward" if found.declared_sees == "itself" else mixer
+            if found.declared_sees == "itself":
+                return "feed-forward"
+            is_attention = any("attention" in word.lower() for word in (type(found).__name__, *found.called))
+            return "attention" if is_attention else "convolution or recurrence"
     return "norms and the rest"

@@ -43,6 +43,9 @@ def example(figure: str = "parameters", *, model: str = "GPT") -> Shown:
         axis.set_title(f"{figure} of published models", fontsize=9)
         axis.legend(fontsize=8)
         axis.margins(x=0.1)
+        if len({each.date for each in models}) == 1:  # else the axis spans two centuries
+            axis.set_xlim(models[0].time - 1, models[0].time + 1)
+        axis.xaxis.get_major_locator().set_params(integer=True)
         name_points(axis, [(each.name, each.time, row[2]) for each, row in zip(models, rows, strict=True)])
         return chart
 
