@@ -122,7 +122,7 @@ th, td { padding: 0.2rem 0.6rem; border-bottom: 1px solid #8884; text-align: lef
 img { border-radius: 4px; }
 @media (max-width: 45rem) {
   p:has(> img) { overflow-x: auto; }
-  img { max-width: none !important; zoom: 0.8; }
+  img { max-width: none !important; zoom: 0.7; }
 }
 .slides { opacity: 0.75; font-size: 0.9em; }
 """

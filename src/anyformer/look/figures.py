@@ -40,6 +40,7 @@ def heat_maps(
         axis.imshow(maps[i].detach().cpu().numpy(), aspect="auto", interpolation="nearest", vmin=low, vmax=high)
         axis.set_title(titles[i], fontsize=9)
         axis.tick_params(labelsize=7)
+        axis.locator_params(integer=True)  # columns have no fractions
         if tokens is not None and len(tokens) <= 24:
             rows_named, columns_named = (number == len(tokens) for number in maps[i].shape)
             if rows_named:
