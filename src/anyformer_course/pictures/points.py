@@ -6,15 +6,18 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
+FEW = 20  # with more points, names may cover points, so that more names have room
+
 
 def name_points(axis: Any, points: Iterable[tuple[str, float, float]], size: float = 8) -> None:
     """Write each name next to its point (x, y), inside the axes. A name without room on any side is left out."""
     axis.figure.draw_without_rendering()  # computes the layout
     scale = 72 / axis.figure.dpi
     edge_left, edge_low, edge_right, edge_high = (value * scale for value in axis.get_window_extent().extents)
-    occupied: list[tuple[float, float, float, float]] = []  # in points: left, right, low, high
-    for name, x, y in points:
-        across, up = (value * scale for value in axis.transData.transform((x, y)))
+    places = [(name, x, y, *(axis.transData.transform((x, y)) * scale)) for name, x, y in points]
+    # in points: left, right, low, high; with few points, names do not cover the others
+    occupied = [(x - 2, x + 2, y - 2, y + 2) for *_, x, y in places] if len(places) <= FEW else []
+    for name, x, y, across, up in places:
         width = 0.55 * size * len(name)
         for dx, dy in itertools.product((4, -width - 4, -width / 2), (2, -size - 1, 6, -size - 5)):
             left, low = across + dx, up + dy

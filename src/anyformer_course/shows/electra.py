@@ -44,7 +44,7 @@ def example(compare: str = "BERT") -> Shown:
             style = "o-" if group in ("ELECTRA", "BERT") else "s"
             axes[0, 0].plot([x for x, _, _ in points], [y for _, y, _ in points], style, color=color, label=group)
         axes[0, 0].set(xscale="log", xlabel="training FLOPs", ylabel="GLUE, development set", title="published scores")
-        axes[0, 0].margins(x=0.15)
+        axes[0, 0].margins(x=0.15, y=0.12)
         axes[0, 0].legend(frameon=False, fontsize=8, loc="lower right")
         name_points(axes[0, 0], PUBLISHED)
         return figure
