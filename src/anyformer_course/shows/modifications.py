@@ -45,22 +45,26 @@ def example(*names: str) -> Shown:
         groups = (("baseline", [base], "black"), ("no lower loss", others, "C7"),
                   ("lower loss, but slower or larger", [row for row in better if row not in cheap], "C1"),
                   ("lower loss, as fast and as small", cheap, "C2"))  # fmt: skip
-        figure, axes = new(2, 1, 11, 5)
-        for axis, title in ((axes[0, 0], "all rows"), (axes[0, 1], "the lowest losses")):
+        is_table = not names
+        views = {"the chosen rows": chosen}  # title -> rows to name
+        if is_table:
+            far = [row for row in chosen[::-1] if row.final_loss > base.final_loss + 10 * NOISE]
+            views = {"all rows": [base, *far], "the lowest losses": [base, *better]}
+        figure, axes = new(len(views), 1, 11 if is_table else 7, 5)
+        for axis, title in zip(axes[0], views, strict=True):
             for label, rows, color in groups:
-                axis.scatter(
-                    [row.steps for row in rows], [row.final_loss for row in rows], s=18, color=color, label=label
-                )
+                points = [row.steps for row in rows], [row.final_loss for row in rows]
+                axis.scatter(*points, s=18, color=color, label=label)
             axis.axvline(base.steps, color="black", linewidth=0.5)
             axis.axhline(base.final_loss, color="black", linewidth=0.5)
             axis.set(xlabel="steps per second, published", ylabel="final loss, published", title=title)
-            axis.margins(x=0.15)
-        near = [row for row in chosen if row.final_loss <= base.final_loss + 2 * NOISE]
-        lowest = near[0].final_loss
-        axes[0, 1].set_ylim(lowest - 0.01, base.final_loss + 2 * NOISE)
+            axis.margins(0.15)
+        if is_table:
+            axes[0, 0].margins(y=0.05)
+            axes[0, 1].set_ylim(chosen[0].final_loss - 0.01, base.final_loss + 2 * NOISE)
         figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
-        for axis, rows in ((axes[0, 0], chosen[::-1]), (axes[0, 1], [base, *better, *near])):
-            name_points(axis, [(row.name, row.steps, row.final_loss) for row in dict.fromkeys(rows)])
+        for axis, rows in zip(axes[0], views.values(), strict=True):
+            name_points(axis, [(row.name, row.steps, row.final_loss) for row in rows])
         return figure
 
     return Shown(

@@ -42,6 +42,7 @@ def example(*lengths: int) -> Shown:
         for length, _, rouge, _ in PUBLISHED.values():
             axes[0, 0].scatter(length, rouge)
         axes[0, 0].set(title="published", xlabel="input length", ylabel="ROUGE-L", xlim=(0, 15000))
+        axes[0, 0].margins(y=0.15)
         name_points(axes[0, 0], [(system, length, rouge) for system, (length, _, rouge, _) in PUBLISHED.items()])
         for name, each in per_token.items():
             axes[0, 1].plot(lengths, each, marker="o", label=name)
