@@ -38,10 +38,10 @@ class Shown:
         figure = self.draw()
         if isinstance(figure, Figure):  # the drawing of an architecture is not
             for axis in (each for axes in figure.axes for each in (axes.xaxis, axes.yaxis)):
-                if any(label.get_fontsize() < SMALLEST_TEXT for label in axis.get_ticklabels()):
+                if any(float(label.get_fontsize()) < SMALLEST_TEXT for label in axis.get_ticklabels()):
                     axis.set_tick_params(labelsize=SMALLEST_TEXT)
             for text in figure.findobj(Text):
-                text.set_fontsize(max(text.get_fontsize(), SMALLEST_TEXT))
+                text.set_fontsize(max(float(text.get_fontsize()), SMALLEST_TEXT))
         return figure
 
     def _repr_html_(self) -> str:
