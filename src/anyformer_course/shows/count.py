@@ -70,7 +70,7 @@ def example(names: str = "gpt2 bert-base t5-small", *, length: int = 128, dtype:
         [
             Table("parameters", ("part", *counts), [[each, *(by[each] for by in shares.values())] for each in ROLES]),
             Table(
-                f"totals, texts of {length} tokens, {dtype}",
+                f"totals for one text of {length} tokens, one picture or one recording, {dtype}",
                 ("model", "parameters", "used by a token", "megabytes", "FLOPs of a pass", "tokens of a pass",
                  "FLOPs of a training step", "bytes of the cache"),
                 totals,
