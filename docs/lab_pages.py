@@ -6,6 +6,7 @@ date.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,7 +93,7 @@ def lab(records: list[Record]) -> Iterator[str]:
         yield text
     for record in records:
         reason = "It is not judged yet." if judged_run(record) is None else "It does not hold. Why, we think:"
-        parts = [f"{reason} {record['why']}"] if record["why"] else []
+        parts = [f"{reason} {why(record)}"] if record["why"] else []
         parts = [wrap(part) for part in (*record["notes"], *parts)]
         if record["plot"]:
             parts.append(f"![{record['plot']['shows']}](plots/{record['plot']['file']})")
@@ -104,9 +105,18 @@ def lab(records: list[Record]) -> Iterator[str]:
             yield "\n\n".join(parts) + "\n"
 
 
+def why(record: Record) -> str:
+    """Return why a claim does not hold, or why it is not judged yet and the command that judges it."""
+    if judged_run(record) is not None:
+        return str(record["why"])
+    return f"{record['why']} To judge it: `anyformer lab run {record['experiment']} --form full`."
+
+
 def wrap(text: str) -> str:
     indent = "  " if text.startswith("- ") else ""
-    return textwrap.fill(text, 130, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    text = re.sub("`[^`]+`", lambda code: code[0].replace(" ", "\0"), text)  # commands stay on one line
+    text = textwrap.fill(text, 130, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return text.replace("\0", " ")
 
 
 def scoreboard(records: list[Record]) -> Iterator[str]:
@@ -132,7 +142,7 @@ def scoreboard(records: list[Record]) -> Iterator[str]:
     yield from table("claim, verdict, form and seeds, experiment, plot", rows)
     for title, is_judged in (("do not hold, and why we think so", True), ("are not judged yet, and why", False)):
         reasons = [
-            wrap(f"- **{record['lecture']}** (`{record['experiment']}`). {record['why']}")
+            wrap(f"- **{record['lecture']}** (`{record['experiment']}`). {why(record)}")
             for record in records
             if record["why"] and is_judged == (judged[record["experiment"]] is not None)
         ]

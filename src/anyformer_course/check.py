@@ -38,7 +38,7 @@ def check_shown(shown: Shown) -> Any:
         if not table.rows:
             raise ValueError(f"table {table.title!r} has no rows")
     json.dumps(shown.json())
-    figure = shown.draw()
+    figure = shown.figure()
     if not hasattr(figure, "savefig"):
         raise ValueError(f"`draw` returns {type(figure).__name__}, not a matplotlib figure")
     return figure

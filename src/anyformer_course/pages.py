@@ -116,10 +116,14 @@ STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 48rem; margin: auto; padding: 1rem; }
 pre, code { font-family: ui-monospace, monospace; font-size: 0.9em; }
-pre { padding: 0.75rem; overflow-x: auto; border: 1px solid #8886; border-radius: 4px; }
+pre { padding: 0.75rem; overflow-x: auto; white-space: pre-wrap; border: 1px solid #8886; border-radius: 4px; }
 table { border-collapse: collapse; font-size: 0.85em; }
 th, td { padding: 0.2rem 0.6rem; border-bottom: 1px solid #8884; text-align: left; }
 img { border-radius: 4px; }
+@media (max-width: 45rem) {
+  p:has(> img) { overflow-x: auto; }
+  img { max-width: none !important; zoom: 0.7; }
+}
 .slides { opacity: 0.75; font-size: 0.9em; }
 """
 

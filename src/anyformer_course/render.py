@@ -82,7 +82,7 @@ def save_picture(shown: Shown, path: str) -> None:
         target.write_text(shown.svg(), encoding="utf-8")
         return
     with warnings.catch_warnings(record=True) as caught:
-        shown.draw().savefig(target, dpi=150, facecolor="white")
+        shown.figure().savefig(target, dpi=150, facecolor="white")
     if caught:  # one for each character that the font lacks
         warnings.warn(f"{path}: {caught[0].message}", stacklevel=2)
 

@@ -16,6 +16,9 @@ from anyformer_course.table import Table
 __all__ = ["Shown", "Table", "names", "show"]
 
 
+SMALLEST_TEXT = 8  # points
+
+
 @dataclasses.dataclass(frozen=True)
 class Shown:
     """A worked example: one sentence about the result, tables, and a function that draws the picture."""
@@ -26,6 +29,20 @@ class Shown:
 
     def json(self) -> dict[str, Any]:
         return {"says": self.says, "tables": [dataclasses.asdict(table) for table in self.tables]}
+
+    def figure(self) -> Any:
+        """Draw the picture; text smaller than SMALLEST_TEXT points is enlarged."""
+        from matplotlib.figure import Figure
+        from matplotlib.text import Text
+
+        figure = self.draw()
+        if isinstance(figure, Figure):  # the drawing of an architecture is not
+            for axis in (each for axes in figure.axes for each in (axes.xaxis, axes.yaxis)):
+                if any(float(label.get_fontsize()) < SMALLEST_TEXT for label in axis.get_ticklabels()):
+                    axis.set_tick_params(labelsize=SMALLEST_TEXT)
+            for text in figure.findobj(Text):
+                text.set_fontsize(max(float(text.get_fontsize()), SMALLEST_TEXT))
+        return figure
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the sentence, the picture and the tables."""
@@ -38,7 +55,7 @@ class Shown:
         out = io.StringIO()
         with matplotlib.rc_context({"svg.hashsalt": "anyformer", "svg.fonttype": "none"}), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph")  # text stays text, in a font of the reader
-            self.draw().savefig(out, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
+            self.figure().savefig(out, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
         text = out.getvalue()
         return text[text.index("<svg") :]
 

@@ -163,6 +163,16 @@ def test_a_long_text_is_cut(run: Run, tmp_path: Path) -> None:
     assert run("show", "formats", " ")[2].endswith("the text is empty; write a few words\n")
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("attention", "the text is empty"), ("image-data", "name at least one of vit-"),
+     ("budget", "name at least one description"), ("auxiliary", "write at least one lambda")],
+)  # fmt: skip
+def test_an_empty_text_is_named(run: Run, name: str, message: str) -> None:
+    code, out, err = run("show", name, "")
+    assert (code, out) == (2, "") and message in err and err.count("\n") == 1
+
+
 @pytest.mark.parametrize("arguments", [
     ("norms", "1 2 nan"), ("elo", "A:inf B:1"), ("regression", "1:nan"), ("matching", "0:0 1:1e400"),
     ("auxiliary", "nan"), ("attention", "a b", "--scale", "nan"), ("activations", "1 -inf"),

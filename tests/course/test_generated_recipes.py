@@ -57,7 +57,7 @@ SMALL: dict[str, dict[str, Any]] = {  # smaller models, and fewer examples of th
     "digits-wav2vec-tenth": {**FEW_STRINGS, "data.test": "null"},
     "digits-scratch-tenth": {**FEW_STRINGS, "data.test": "null", "model.encoder.depth": 1},
     "emoji": {"batch.examples": 8, "model.text.encoder.depth": 1},
-    "emoji-dit": {"batch.examples": 8, "model.decoder.depth": 1},
+    "emoji-dit": {"batch.examples": 8, "model.encoder.depth": 1, "model.decoder.depth": 1},
     "shapes": {"batch.examples": 8},
     "bert-base-pretraining": BERT,
     "bert-large-pretraining": BERT,

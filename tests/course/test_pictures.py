@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 
 from anyformer import cli
+from anyformer.look.figures import new
 from anyformer.look.views import Scene
 from anyformer_course.pictures import lectures
+from anyformer_course.pictures.points import name_points
+from anyformer_course.shown import show
 from planted import planted
 
-pytest.importorskip("matplotlib")
+Text = pytest.importorskip("matplotlib.text").Text
 
 
 def images(figure: object) -> dict[str, np.ndarray]:
@@ -81,3 +86,28 @@ def test_the_taxonomy_names_parts_that_exist() -> None:
     assert len(parts) == 25 and all(isinstance(getattr(af.parts, part), type) for part in parts)
     shown = [text.get_text() for text in lectures.PICTURES["taxonomy"].draw().axes[0].texts]
     assert "Linformer 2020\nLinformerAttention" in shown and len(shown) == len(parts) + len(TAXONOMY)
+
+
+def test_no_text_is_smaller_than_8_points() -> None:
+    shown = show("attention", "i like dogs")
+    for figure, smallest in ((shown.draw(), 6), (shown.figure(), 8)):
+        assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) == smallest
+
+
+def test_columns_of_channels_are_not_named_after_words() -> None:
+    """A map of six words and six channels is square as well."""
+    axis = show("norm", "i like dogs / and cats too").draw().axes[0]
+    assert axis.get_yticklabels()[1].get_text() == "like"
+    assert not {"i", "like", "dogs"} & {label.get_text() for label in axis.get_xticklabels()}
+
+
+def test_names_of_points_do_not_overlap() -> None:
+    figure, axes = new(1, 1, 5, 4)
+    axis, points = axes[0, 0], [(f"model {i}", 1 + 0.01 * (i % 4), 1.0 + i // 4) for i in range(16)]
+    axis.plot([x for _, x, _ in points], [y for _, _, y in points], "o")
+    name_points(axis, points)
+    figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in axis.texts]
+    assert len(boxes) >= 12
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+    assert all(axis.get_window_extent().x0 <= box.x0 and box.x1 <= axis.get_window_extent().x1 for box in boxes)

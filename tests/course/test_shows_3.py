@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -86,3 +87,13 @@ def test_mistakes_have_one_line(name, inputs, options, message):
     with pytest.raises(ValueError, match=message) as error:
         show(name, *inputs, **options)
     assert "\n" not in str(error.value)
+
+
+def test_the_page_has_the_stored_figures_of_the_drawn_emoji() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "results" / "dit.md").read_text("utf-8")
+    shares = dict(show("text-to-image").tables[0].rows)
+    for names, marks in (("trained", ""), ("held out", "**")):
+        with_guidance, without = (f"{100 * shares[f'{names}, guidance {guidance}']:.0f} %" for guidance in (4, 1))
+        assert f"| {names} | {marks}{with_guidance}{marks} | {without} |" in page
+    with pytest.raises(ValueError, match="stored are 1"):
+        show("text-to-image", 2)

@@ -8,8 +8,10 @@ import math
 import pytest
 import torch
 
+import anyformer as af
 from anyformer_course import show
 from anyformer_course.shown import Shown
+from anyformer_course.shows import count
 from anyformer_course.shows.diffusion import denoise, noisy
 from anyformer_course.shows.elo import chance, fit
 from anyformer_course.shows.languages import FAMILIES
@@ -85,3 +87,11 @@ def test_the_walk_ends_at_the_prediction_of_the_model() -> None:
 def test_only_positions_from_the_picture_on_can_see_it() -> None:
     rows = show("multimodal", "what is <image> here").tables[0].rows
     assert [row[5] > 1e-6 for row in rows] == [False, False, *[True] * 5]
+
+
+def test_roles_of_parameters() -> None:
+    """LR-Net attends over pixels; convolutions between stages are convolutions too."""
+    resnet, lr_net = (count.by_role(af.count(af.spec(name))) for name in ("resnet-50", "lr-net-50"))
+    assert resnet["attention"] == 0 < lr_net["attention"]
+    assert lr_net["convolution or recurrence"] < resnet["convolution or recurrence"]
+    assert resnet["norms and the rest"] < 0.01 * sum(resnet.values())

@@ -157,15 +157,16 @@ def test_garments_are_squeezed_into_numbers_and_drawn_out_of_noise(tmp_path: Pat
 def test_emoji_are_drawn_out_of_noise_by_a_text(tmp_path: Path, shared_data: Path) -> None:
     """The text encoder learns with the rest, and another text gives another picture of the same noise."""
     torch.set_num_threads(1)
-    run = small("emoji-dit", shared_data, precision="fp32", **{"optimizer.lr": 1e-3})
+    run = small("emoji-dit", shared_data, **{"optimizer.lr": 4e-3})
     trainer = setup(run, tmp_path, callbacks=[Metrics()]).fit()
     losses = [line["loss"] for line in read_metrics(tmp_path) if "loss" in line]
     assert len(losses) == 12 and min(losses[-3:]) < 0.95 * losses[0], losses
     fresh, tokens = af.build(trainer.model.spec, seed=run.seed), "embedding.tokens.weight"
     assert not torch.equal(trainer.model.state_dict()[tokens], fresh.state_dict()[tokens])
+    assert (fresh.state_dict()["embedding.norm.weight"] == 1).all(), "only tables of embeddings start near 0"
     texts = ["grinning face", "grinning face", "a red heart with an arrow"]
     one, same, other = (row["pictures"] for row in af.tasks.draw(tmp_path, texts, out=None, steps=3))
-    assert one.shape == (1, 32, 32, 3) and (one == same).all() and (one != other).any()
+    assert one.shape == (1, 16, 16, 3) and (one == same).all() and (one != other).any()
     alone = af.tasks.draw(tmp_path, texts[0], out=None, steps=3)["pictures"]
     assert abs(alone.astype(int) - one).max() <= 1, "padding to the longest text changes nothing"
 

@@ -25,8 +25,10 @@ def heat_maps(
     title: str,
     tokens: list[str] | None = None,
     limits: tuple[float, float] | None = None,
+    columns_are_tokens: bool = True,
 ) -> Any:
-    """Draw maps in rows of up to four. Without `limits`, the colors of each map span its own range of values."""
+    """Draw maps in rows of up to four. Without `limits`, the colors of each map span its own range of values. `tokens`
+    name the rows, and the columns if `columns_are_tokens`, of maps of this size."""
     low, high = limits or (None, None)
     columns = min(len(maps), 4)
     rows = math.ceil(len(maps) / columns)
@@ -38,10 +40,13 @@ def heat_maps(
         axis.imshow(maps[i].detach().cpu().numpy(), aspect="auto", interpolation="nearest", vmin=low, vmax=high)
         axis.set_title(titles[i], fontsize=9)
         axis.tick_params(labelsize=7)
+        axis.locator_params(integer=True)  # columns have no fractions
         if tokens is not None and len(tokens) <= 24:
-            for ticks, number in ((axis.set_xticks, maps[i].shape[1]), (axis.set_yticks, maps[i].shape[0])):
-                if number == len(tokens):
-                    ticks(range(number), tokens, fontsize=6, rotation=90 if ticks == axis.set_xticks else 0)
+            rows_named, columns_named = (number == len(tokens) for number in maps[i].shape)
+            if rows_named:
+                axis.set_yticks(range(len(tokens)), tokens, fontsize=6)
+            if columns_named and columns_are_tokens:
+                axis.set_xticks(range(len(tokens)), tokens, fontsize=6, rotation=90)
     figure.suptitle(plain(title), fontsize=10)
     return figure
 

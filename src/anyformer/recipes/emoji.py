@@ -35,10 +35,10 @@ IMAGE = {
 }
 
 
-def pairs(data: str) -> Source:
+def pairs(data: str, forms: tuple[str, ...] = FORMS) -> Source:
     folder = first_of(f"{data}/image_text_emoji", f"{data}/drawn_emoji")
     images = Arrays(path=f"{folder}/emoji32.npz", fields={"image": "images"})
-    texts = Worded(source=JSONLines(path=f"{folder}/captions.jsonl.gz"), forms=FORMS)
+    texts = Worded(source=JSONLines(path=f"{folder}/captions.jsonl.gz"), forms=forms)
     return Beside(sources=(images, texts))
 
 

@@ -31,6 +31,7 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.1, 0.1, {"depth": 1, "width": 16, "batches": [2, 4], "seeds": 2}),
+    "small": Form(0.2, 0.1, {"depth": 2, "width": 32, "batches": [2, 8, 32], "seeds": 4}),
     "full": Form(1.5, 0.5, {"depth": 6, "width": 64, "batches": [2, 8, 32, 128], "seeds": 8}),
 }
 LENGTH, PADDING = 24, 8  # longest text, and columns of padding that are added

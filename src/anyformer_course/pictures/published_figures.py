@@ -10,9 +10,11 @@ from __future__ import annotations
 import csv
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
+
+from anyformer_course.pictures.points import name_points
 
 if TYPE_CHECKING:
     from anyformer.counting import Count
@@ -130,7 +132,7 @@ def glue() -> Any:
     axes[0, 1].set_title("by parameters (our count if the architecture is in the zoo)", fontsize=9)
     axes[0, 1].set_xscale("log")
     for axis, named in points.items():
-        name_points(axis, named)
+        name_points(axis, [(model.name, x, y) for model, x, y in named], 5.5)
     return figure
 
 
@@ -153,21 +155,5 @@ def _by_date(title: str, unit: str, published: dict[str, Value], ours: dict[str,
     axis.set_title(title, fontsize=10)
     axis.grid(alpha=0.3, linewidth=0.5)
     axis.legend(fontsize=8)
-    name_points(axis, named.values())
+    name_points(axis, [(model.name, x, y) for model, x, y in named.values()], 5.5)
     return figure
-
-
-def name_points(axis: Any, points: Iterable[Point], size: float = 5.5) -> None:
-    """Write names next to their points. A name without room on any side is left out."""
-    axis.figure.draw_without_rendering()  # computes the layout
-    occupied: list[tuple[float, float, float, float]] = []  # in points: left, right, low, high
-    scale = 72 / axis.figure.dpi
-    for model, x, y in points:
-        across, up = (value * scale for value in axis.transData.transform((x, y)))
-        width = 0.55 * size * len(model.name)
-        for dx, dy in ((4, 2), (4, -size - 1), (-width - 4, 2), (-width - 4, -size - 1), (-width / 2, 5)):
-            left, low = across + dx, up + dy
-            if all(left > b or left + width < a or low > d or low + size < c for a, b, c, d in occupied):
-                occupied.append((left, left + width, low, low + size))
-                axis.annotate(model.name, (x, y), (dx, dy), textcoords="offset points", fontsize=size)
-                break

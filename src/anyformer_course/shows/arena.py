@@ -10,6 +10,7 @@ from typing import Any
 
 from anyformer.look.figures import new
 from anyformer.specs.messages import nearest, quote
+from anyformer_course.pictures.points import name_points
 from anyformer_course.shown import Shown, Table
 
 # name: (rating, billions of parameters); None: size not published
@@ -40,12 +41,12 @@ def example(first: str = "vicuna-13b", second: str = "llama-13b") -> Shown:
         for name, rating, _, _, flops in rows:
             if flops:
                 axes[0, 0].plot(flops, rating, "o", color="C1" if name in (first, second) else "C0")
-                axes[0, 0].annotate(name, (flops, rating), (5, 2), textcoords="offset points", fontsize=8)
             else:
                 axes[0, 0].axhline(rating, color="gray", linestyle=":", lw=0.8)
                 axes[0, 0].text(4e9, rating + 4, f"{name}, size unknown", fontsize=8, color="gray")
         axes[0, 0].plot([row[4] for row in best], [row[1] for row in best], color="C2", lw=1)
         axes[0, 0].set(xlabel="FLOPs per token, 2 N", ylabel="rating, published", xlim=(3e9, 4e10))
+        name_points(axes[0, 0], [(row[0], row[4], row[1]) for row in rows if row[4]])
         return figure
 
     d = MODELS[first][0] - MODELS[second][0]

@@ -26,7 +26,9 @@ def example(weights: str = "0 0.5", *, steps: int = 25, lr: float = 3e-3, seed: 
         factors = [read_number(each) for each in weights.split()]
     except ValueError:
         raise ValueError(f"{weights!r}: write numbers, for example '0 0.5'") from None
-    if not factors or min(factors) < 0:
+    if not factors:
+        raise ValueError("write at least one lambda, for example '0 0.5'")
+    if min(factors) < 0:
         raise ValueError("lambda must be 0 or more")
     small = train("gpt")
     rows = [[1, *small.ids(line), 3] for line in SPAM + MAIL]  # <start> ... <extract>

@@ -24,7 +24,9 @@ def example(
     teraflops: float = 312.0, devices: int = 1,
 ) -> Shown:  # fmt: skip
     """Compute the budget of the named models. `teraflops`: peak of a device (312: an A100 in bfloat16)."""
-    if min(sequences, length, steps, teraflops, devices) <= 0 or not names.split():
+    if not names.split():
+        raise ValueError("name at least one description, for example 'bert-base'")
+    if min(sequences, length, steps, teraflops, devices) <= 0:
         raise ValueError("sequences, length, steps, teraflops and devices must be above 0")
     batch = sequences * length
     tokens, words = batch * steps, sum(WORDS.values())

@@ -14,6 +14,7 @@ def example(since: str = "2018", *, kind: str = "") -> Shown:
     """List published context lengths from the year `since`. `kind`: "encoder", "decoder" or "encoder-decoder"."""
     import anyformer as af
     from anyformer.models import position_limit
+    from anyformer_course.pictures.points import name_points
     from anyformer_course.pictures.published_figures import published_models
 
     kinds = ("encoder", "decoder", "encoder-decoder")
@@ -33,8 +34,6 @@ def example(since: str = "2018", *, kind: str = "") -> Shown:
         named = {(m.context, m.date[:4]): m for m in reversed(models)}.values()  # the first of each length and year
         for m in models:
             axes[0, 0].scatter(m.time, m.context, color=f"C{kinds.index(m.kind)}", s=18)
-            if m in named:
-                axes[0, 0].annotate(m.name, (m.time, m.context), (3, 3), textcoords="offset points", fontsize=7)
         for i, name in enumerate(kinds):
             axes[0, 0].scatter([], [], color=f"C{i}", label=name)
         axes[0, 0].set_yscale("log", base=2)
@@ -42,6 +41,7 @@ def example(since: str = "2018", *, kind: str = "") -> Shown:
         axes[0, 0].margins(x=0.1)
         axes[0, 0].grid(alpha=0.3)
         axes[0, 0].legend()
+        name_points(axes[0, 0], [(m.name, m.time, m.context or 0) for m in named])
         return figure
 
     return Shown(

@@ -11,6 +11,7 @@ import torch
 
 import anyformer as af
 from anyformer.look import figures
+from anyformer.parts.grid.convolution import Convolution
 from anyformer.parts.op import Op
 from anyformer.specs.addresses import value_at
 from anyformer.specs.part import walk
@@ -69,7 +70,7 @@ def example(names: str = "gpt2 bert-base t5-small", *, length: int = 128, dtype:
         [
             Table("parameters", ("part", *counts), [[each, *(by[each] for by in shares.values())] for each in ROLES]),
             Table(
-                f"totals, texts of {length} tokens, {dtype}",
+                f"totals for one text of {length} tokens, one picture or one recording, {dtype}",
                 ("model", "parameters", "used by a token", "megabytes", "FLOPs of a pass", "tokens of a pass",
                  "FLOPs of a training step", "bytes of the cache"),
                 totals,
@@ -111,7 +112,11 @@ def role(spec: Any, address: str) -> str:
             found = value_at(spec, ".".join(names[:end]))
         except ValueError:
             continue
+        if isinstance(found, Convolution):
+            return "convolution or recurrence"
         if isinstance(found, Op):
-            mixer = "attention" if "Attention" in type(found).__name__ else "convolution or recurrence"
-            return "feed-forward" if found.declared_sees == "itself" else mixer
+            if found.declared_sees == "itself":
+                return "feed-forward"
+            is_attention = any("attention" in word.lower() for word in (type(found).__name__, *found.called))
+            return "attention" if is_attention else "convolution or recurrence"
     return "norms and the rest"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.look.figures import new
+from anyformer_course.pictures.points import name_points
 from anyformer_course.shown import Shown, Table
 
 # (model, training FLOPs, GLUE) [Clark et al. 2020, tables 1 and 2]
@@ -20,8 +21,6 @@ PUBLISHED = (
     ("ELECTRA-1.75M", 3.1e21, 89.5),
 )  # fmt: skip
 GROUPS = {"ELECTRA": "C3", "BERT": "C0", "RoBERTa": "C1", "XLNet": "C2", "other": "C7"}
-
-PLACES = {"ELECTRA": ((-4, 5), "right"), "RoBERTa": ((-6, -5), "right"), "XLNet": ((5, 3), "left")}  # of labels
 
 
 def example(compare: str = "BERT") -> Shown:
@@ -44,12 +43,10 @@ def example(compare: str = "BERT") -> Shown:
             points = sorted((flops, score, name) for name, flops, score in PUBLISHED if group_of(name) == group)
             style = "o-" if group in ("ELECTRA", "BERT") else "s"
             axes[0, 0].plot([x for x, _, _ in points], [y for _, y, _ in points], style, color=color, label=group)
-            for x, y, name in points:
-                place, side = PLACES.get(group, ((5, -9), "left"))
-                axes[0, 0].annotate(name, (x, y), place, textcoords="offset points", fontsize=7, ha=side)
         axes[0, 0].set(xscale="log", xlabel="training FLOPs", ylabel="GLUE, development set", title="published scores")
-        axes[0, 0].margins(x=0.15)
+        axes[0, 0].margins(x=0.15, y=0.12)
         axes[0, 0].legend(frameon=False, fontsize=8, loc="lower right")
+        name_points(axes[0, 0], PUBLISHED)
         return figure
 
     return Shown(

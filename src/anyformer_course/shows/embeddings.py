@@ -11,6 +11,7 @@ from anyformer.look.figures import heat_maps
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._pieces import encode, tokenizer
 from anyformer_course.shows._trained import describe
+from anyformer_course.table import tiny
 
 DESCRIPTIONS = {"bert": "bert-base", "gpt": "gpt1"}
 
@@ -48,12 +49,13 @@ def example(
     ]
 
     def draw() -> Any:
-        return heat_maps(list(parts.values()), list(parts), "the input of the first layer", tokens)
+        return heat_maps(list(parts.values()), list(parts), "the input of the first layer", tokens,
+                         columns_are_tokens=False)  # fmt: skip
 
     names = " + ".join(list(parts)[: 3 if model == "bert" else 2])
     return Shown(
         f"{names}: the sum{' after LayerNorm' if model == 'bert' else ''} is what the first layer reads"
-        f" (largest difference {float((last - read).abs().max()):.0e})",
+        f" (largest difference {tiny(float((last - read).abs().max()))})",
         tables,
         draw,
     )

@@ -13,6 +13,7 @@ import torch
 
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
+from anyformer_course.table import tiny
 from anyformer_course.words import vectors
 
 LENGTHS = (512, 1024, 2048, 4096)
@@ -64,7 +65,7 @@ def example(text: str = "the cat sat on the mat and the dog sat down too", *, bl
         return figure
 
     return Shown(
-        f"After the last block the result differs from exact attention by {rows[-1][-1]:.0e}; at {LENGTHS[-1]:,} "
+        f"After the last block the result differs from exact attention by {tiny(rows[-1][-1])}; at {LENGTHS[-1]:,} "
         f"tokens stored scores need {memory[-1][-1]:.0f} times the memory.",
         [
             Table(f"{words[-1]!r} attends in blocks", ("keys", "largest score", "factor for the old sums", "sum of exp",

@@ -19,6 +19,7 @@ LEADERBOARD = (("DeBERTa / TuringNLRv4", 90.8), ("MacALBERT + DKM", 90.7), ("Str
 
 def example(test: str = "glue", *, count: bool = True) -> Shown:
     """List the published scores of a `test`, "glue" or "superglue". `count`: compare parameters with our counts."""
+    from anyformer_course.pictures.points import name_points
     from anyformer_course.pictures.published_figures import HUMANS, our_count, published_models
 
     if test not in HUMANS:
@@ -37,19 +38,20 @@ def example(test: str = "glue", *, count: bool = True) -> Shown:
 
     def draw() -> Any:
         figure, axes = new(2, 1, 12, 4.5)
+        named = []
         for axis, xs in ((axes[0, 0], [model.time for model in models]), (axes[0, 1], compute)):
-            for i, (model, x, score) in enumerate(zip(models, xs, scores, strict=True)):
-                if x:
-                    axis.scatter(x, score, s=20, color="C0")
-                    side = {"ha": "right", "xytext": (-4, 3)} if i % 2 else {"ha": "left", "xytext": (4, -8)}
-                    axis.annotate(model.name, (x, score), textcoords="offset points", fontsize=7, **side)
+            points = [(model.name, x, score) for model, x, score in zip(models, xs, scores, strict=True) if x]
+            axis.scatter([x for _, x, _ in points], [score for _, _, score in points], s=20, color="C0")
             axis.margins(x=0.2)
             axis.axhline(HUMANS[test], color="gray", linestyle=":", label="humans")
             axis.grid(alpha=0.3)
+            named.append((axis, points))
         axes[0, 0].set(title=f"{test} by year", ylabel="score on the test set")
         axes[0, 0].locator_params(axis="x", nbins=4)
         axes[0, 0].legend()
         axes[0, 1].set(title=f"{test} by training compute", xlabel="FLOPs", xscale="log")
+        for axis, points in named:
+            name_points(axis, points)
         return figure
 
     return Shown(

@@ -10,6 +10,7 @@ import anyformer as af
 from anyformer.look.figures import heat_maps
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._trained import describe
+from anyformer_course.table import tiny
 from anyformer_course.words import label_rows, split
 
 
@@ -52,10 +53,11 @@ def example(text: str = "the cat sat on the mat", *, tied: bool = True, seed: in
 
     def draw() -> Any:
         titles = ["h0", *(f"h{i}" for i in range(1, len(states))), "P"]
-        return heat_maps([*(state[:, :24] for state in states), chances], titles, "GPT in three lines", words)
+        return heat_maps([*(state[:, :24] for state in states), chances], titles, "GPT in three lines", words,
+                         columns_are_tokens=False)  # fmt: skip
 
     return Shown(
-        f"h0 by hand differs by {first:.0e} from the model's; P = softmax(hn We^T) by at most {last:.0e}",
+        f"h0 by hand differs by {tiny(first)} from the model's; P = softmax(hn We^T) by at most {tiny(last)}",
         [
             Table("matrices", ("name", "meaning", "shape", "parameters"), shapes),
             Table("P: next word after each word (random weights)", ("after", *vocabulary), rows),

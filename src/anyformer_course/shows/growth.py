@@ -11,7 +11,8 @@ from typing import Any
 
 from anyformer.look.figures import new
 from anyformer.specs.messages import nearest, quote
-from anyformer_course.pictures.published_figures import name_points, published_models
+from anyformer_course.pictures.points import name_points
+from anyformer_course.pictures.published_figures import published_models
 from anyformer_course.shown import Shown, Table
 
 FIGURES = ("parameters", "compute", "tokens", "context")
@@ -49,7 +50,7 @@ def example(figure: str = "parameters", *, since: int = 2017, kind: str = "") ->
         axis.set(yscale="log", ylabel=figure)
         axis.legend(frameon=False)
         axis.margins(x=0.1)
-        name_points(axis, [(model, model.time, value) for model, value in records], 8)
+        name_points(axis, [(model.name, model.time, value) for model, value in records])
         return chart
 
     first, last = records[0][0], records[-1][0]

@@ -25,6 +25,8 @@ def example(names: str = "vit-b16 vit-l16 vit-h14") -> Shown:
     """Compare the named ViTs with BiT's largest ResNet."""
     if unknown := next((name for name in names.split() if name not in ACCURACY), None):
         raise ValueError(f"no published accuracy of {quote(unknown)}; {nearest(unknown, ACCURACY)}")
+    if not names.split():
+        raise ValueError(f"name at least one of {', '.join(name for name in ACCURACY if name != RESNET)}")
     chosen = list(dict.fromkeys([*names.split(), RESNET]))
     rows = []
     for name in chosen:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.look.figures import new
+from anyformer_course.pictures.points import name_points
 from anyformer_course.shown import Shown, Table
 
 NOISE = 0.005  # standard deviation of the baseline's early loss over seeds, published
@@ -40,20 +41,30 @@ def example(*names: str) -> Shown:
     cheap = [row for row in better if row.parameters <= 1.02 * base.parameters and row.steps >= 0.98 * base.steps]
 
     def draw() -> Any:
-        figure, axes = new(2, 1, 10, 1.2 + 0.14 * len(chosen), sharey=True)
-        names = [row.name for row in chosen]
-        columns = (
-            ("final loss minus the baseline's", [row.final_loss - base.final_loss for row in chosen], better),
-            ("steps per second minus the baseline's", [row.steps - base.steps for row in chosen], cheap),
-        )
-        for axis, (title, values, good) in zip(axes[0], columns, strict=True):
-            axis.barh(names, values, color=["C2" if row in good else "C0" for row in chosen])
-            axis.axvline(0, color="black", linewidth=0.5)
-            axis.set_title(title, fontsize=9)
-            axis.tick_params(labelsize=6)
-            axis.margins(y=0.01)
-        axes[0, 0].invert_yaxis()
-        figure.suptitle("green: lower loss by more than 0.01 (left), and as fast and as small (right)", fontsize=9)
+        others = [row for row in chosen if row not in (base, *better)]
+        groups = (("baseline", [base], "black"), ("no lower loss", others, "C7"),
+                  ("lower loss, but slower or larger", [row for row in better if row not in cheap], "C1"),
+                  ("lower loss, as fast and as small", cheap, "C2"))  # fmt: skip
+        is_table = not names
+        views = {"the chosen rows": chosen}  # title -> rows to name
+        if is_table:
+            far = [row for row in chosen[::-1] if row.final_loss > base.final_loss + 10 * NOISE]
+            views = {"all rows": [base, *far], "the lowest losses": [base, *better]}
+        figure, axes = new(len(views), 1, 11 if is_table else 7, 5)
+        for axis, title in zip(axes[0], views, strict=True):
+            for label, rows, color in groups:
+                points = [row.steps for row in rows], [row.final_loss for row in rows]
+                axis.scatter(*points, s=18, color=color, label=label)
+            axis.axvline(base.steps, color="black", linewidth=0.5)
+            axis.axhline(base.final_loss, color="black", linewidth=0.5)
+            axis.set(xlabel="steps per second, published", ylabel="final loss, published", title=title)
+            axis.margins(0.15)
+        if is_table:
+            axes[0, 0].margins(y=0.05)
+            axes[0, 1].set_ylim(chosen[0].final_loss - 0.01, base.final_loss + 2 * NOISE)
+        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
+        for axis, rows in zip(axes[0], views.values(), strict=True):
+            name_points(axis, [(row.name, row.steps, row.final_loss) for row in rows])
         return figure
 
     return Shown(

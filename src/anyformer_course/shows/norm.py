@@ -14,6 +14,7 @@ import anyformer as af
 from anyformer.look.figures import heat_maps
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import module
+from anyformer_course.table import tiny
 from anyformer_course.words import label_rows, vectors
 
 
@@ -44,11 +45,12 @@ def example(
     error = float((by_hand - results["LayerNorm"]).abs().max())
 
     def draw() -> Any:
-        return heat_maps(list(results.values()), list(results), "rows are words, columns are channels", words)
+        return heat_maps(list(results.values()), list(results), "rows are words, columns are channels", words,
+                         columns_are_tokens=False)  # fmt: skip
 
     return Shown(
         f"If the last text changes, LayerNorm's result for {texts[0]!r} changes by {rows[1][-1]:.2f} and BatchNorm's "
-        f"by {rows[3][-1]:.2f}. (x - mean) / sqrt(variance + eps) by hand differs from LayerNorm by {error:.0e}.",
+        f"by {rows[3][-1]:.2f}. (x - mean) / sqrt(variance + eps) by hand differs from LayerNorm by {tiny(error)}.",
         [
             Table(
                 f"{len(words)} words of {len(texts)} texts, {width} channels",

@@ -12,6 +12,7 @@ import anyformer as af
 from anyformer.look.figures import new
 from anyformer.parts.base import HasHeads
 from anyformer.specs.part import walk
+from anyformer_course.pictures.points import name_points
 from anyformer_course.pictures.published_figures import published_models
 from anyformer_course.shown import Shown, Table
 
@@ -37,17 +38,18 @@ def example(names: str = "gpt1 bert-base bert-large gpt2-xl t5-11b gpt3-175b") -
     def draw() -> Any:
         figure, axes = new(2, 1, 11, 4)
         for axis, column, title in ((axes[0, 0], 6, "parameters, our count"), (axes[0, 1], 7, "training FLOPs")):
-            for i, row in enumerate(rows):
+            points = []
+            for row in rows:
                 value = row[column] or (row[8] if column == 7 else None)
                 if value:
                     time = known[row[0]].time
                     axis.plot(time, value, KINDS[row[2]], color=f"C{list(KINDS).index(row[2])}")
-                    place = (5, -9 if i % 2 else 3)
-                    axis.annotate(row[0], (time, value), place, textcoords="offset points", fontsize=8)
+                    points.append((row[0], time, value))
             axis.set(yscale="log", title=title)
             axis.margins(x=0.25, y=0.15)
             axis.locator_params(axis="x", nbins=5)
             axis.grid(alpha=0.3)
+            name_points(axis, points)
         for i, (kind, mark) in enumerate(KINDS.items()):
             axes[0, 0].plot([], [], mark, color=f"C{i}", label=kind)
         axes[0, 0].legend(frameon=False, fontsize=8)

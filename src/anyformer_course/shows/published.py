@@ -9,7 +9,8 @@ from typing import Any
 
 from anyformer.look.figures import new
 from anyformer.specs.messages import nearest, quote
-from anyformer_course.pictures.published_figures import PublishedModel, name_points, our_count, published_models
+from anyformer_course.pictures.points import name_points
+from anyformer_course.pictures.published_figures import PublishedModel, our_count, published_models
 from anyformer_course.shown import Shown, Table
 
 FIGURES = ("parameters", "tokens", "compute", "context", "glue", "superglue")
@@ -42,7 +43,10 @@ def example(figure: str = "parameters", *, model: str = "GPT") -> Shown:
         axis.set_title(f"{figure} of published models", fontsize=9)
         axis.legend(fontsize=8)
         axis.margins(x=0.1)
-        name_points(axis, [(each, each.time, row[2]) for each, row in zip(models, rows, strict=True)], 7)
+        if len({each.date for each in models}) == 1:  # else the axis spans two centuries
+            axis.set_xlim(models[0].time - 1, models[0].time + 1)
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        name_points(axis, [(each.name, each.time, row[2]) for each, row in zip(models, rows, strict=True)])
         return chart
 
     last = max(rows, key=lambda row: row[2])

@@ -11,8 +11,10 @@ from typing import Any
 
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
+from anyformer_course.words import split
 
 KINDS = ("attention", "lstm", "gru", "rwkv", "mamba")
+MOST = 128  # words; a pass is recorded operation by operation
 
 
 def example(text: str = "the cat sat down", *, lengths: tuple[int, ...] = (16, 32), width: int = 64) -> Shown:
@@ -20,7 +22,7 @@ def example(text: str = "the cat sat down", *, lengths: tuple[int, ...] = (16, 3
     import anyformer as af
     from anyformer_course.lab.forward_cost import forward_cost
 
-    numbers = (len(text.split()), *lengths)
+    numbers = (len(split(text, MOST)), *lengths)
     if min(numbers) < 2:
         raise ValueError("a text needs at least two words, and lengths must be at least 2")
     specs = {kind: model(kind, width, max(numbers)) for kind in KINDS}

@@ -40,7 +40,7 @@ def example(
     turns = frequencies(width, base, None)  # radians per position, one per pair
 
     def draw() -> Any:
-        figure, axes = new(3, 1, 13, 4)
+        figure, axes = new(3 + (width > 2), 1, 13 if width == 2 else 16, 4)
         longest = float(x[:, :2].norm(dim=1).max()) * 1.1
         texts = (
             ("without positions", x, None),
@@ -54,7 +54,16 @@ def example(
                 axis.text(a, b, word if first is None else f"{word} ({first + i})", color=f"C{i}")
             axis.set(xlim=(-longest, longest), ylim=(-longest, longest), aspect="equal", title=title)
             axis.grid(alpha=0.3)
-        figure.suptitle("the first pair of channels; the angles between words are equal in the last two", fontsize=10)
+        if width > 2:
+            shown = sorted({round(i * (len(turns) - 1) / 3) for i in range(4)})  # at most four pairs
+            for i in shown:
+                axes[0, 3].plot(torch.cos(torch.arange(33) * turns[i]), label=f"pair {i}")
+            axes[0, 3].set(xlabel="position", title="cosine of the angle of each pair")
+            axes[0, 3].legend(loc="lower left", fontsize=8)
+        figure.suptitle(
+            "the first pair of channels; the angles between words are equal at the start and after more words",
+            fontsize=10,
+        )
         return figure
 
     names = [str(i) for i in range(width)]

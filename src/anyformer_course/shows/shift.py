@@ -9,6 +9,7 @@ import torch
 
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
+from anyformer_course.table import tiny
 
 
 @torch.no_grad()
@@ -43,7 +44,7 @@ def example(positions: int = 16, *, steps: int = 3, width: int = 8, base: float 
         return figure
 
     return Shown(
-        f"One rotation moves all {positions} positions by {steps}: the largest error is {error:.0e}.",
+        f"One rotation moves all {positions} positions by {steps}: the largest error is {tiny(error)}.",
         [
             Table("sinusoids", ("position", *map(str, range(width))),
                   [[i, *row] for i, row in enumerate(p[:8].tolist())]),

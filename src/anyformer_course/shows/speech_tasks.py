@@ -49,11 +49,11 @@ def example(text: str = "once upon a time", *, language: str = "en", task: str =
              for asked in ("transcribe", "translate") for with_times in (False, True)]  # fmt: skip
 
     def draw() -> Any:
-        figure, axes = new(1, 1, 11, 1.8)
+        figure, axes = new(1, 1, max(0.95 * len(rows), 7), 2.2)
         colors = {"given": "tab:orange", "predicted: time": "tab:green", "predicted: text": "tab:blue"}
         for i, (token, _, role) in enumerate(rows):
             axes[0, 0].barh(0, 0.95, left=i, color=colors.get(str(role), "gray"), alpha=0.4)
-            axes[0, 0].text(i + 0.47, 0, token, ha="center", va="center", fontsize=7, rotation=25)
+            axes[0, 0].text(i + 0.47, 0, token, ha="center", va="center", fontsize=9, rotation=60)
         axes[0, 0].set_title("orange: given, green: times, blue: text, gray: end", fontsize=9)
         axes[0, 0].set_axis_off()
         return figure

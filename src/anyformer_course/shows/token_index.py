@@ -49,6 +49,7 @@ def example(*, cycle: int = 10, length: int = 64, jump: float = 0.05, texts: int
             axes[0, 1].plot(marks[1:], slopes[layers][1:], "o-", label=name)
         axes[0, 0].set(xscale="log", xlabel="token index", ylabel="loss (nats)")
         axes[0, 1].set(xscale="log", xlabel="token index", ylabel="d loss / d ln(index)")
+        axes[0, 1].xaxis.set_minor_formatter("")  # labels between the powers of ten would overlap
         axes[0, 0].legend()
         return figure
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.look.figures import new
+from anyformer_course.pictures.points import name_points
 from anyformer_course.shown import Shown, Table
 
 # published [Liu et al. 2018, table 4]: input length L, test perplexity, ROUGE-L, our description
@@ -38,10 +39,11 @@ def example(*lengths: int) -> Shown:
 
     def draw() -> Any:
         figure, axes = new(2, 1, 12, 4)
-        for system, (length, _, rouge, _) in PUBLISHED.items():
+        for length, _, rouge, _ in PUBLISHED.values():
             axes[0, 0].scatter(length, rouge)
-            axes[0, 0].annotate(system, (length, rouge), (4, 3), textcoords="offset points", fontsize=7)
         axes[0, 0].set(title="published", xlabel="input length", ylabel="ROUGE-L", xlim=(0, 15000))
+        axes[0, 0].margins(y=0.15)
+        name_points(axes[0, 0], [(system, length, rouge) for system, (length, _, rouge, _) in PUBLISHED.items()])
         for name, each in per_token.items():
             axes[0, 1].plot(lengths, each, marker="o", label=name)
         axes[0, 1].set(title="our count", xlabel="tokens", ylabel="million FLOPs per token")

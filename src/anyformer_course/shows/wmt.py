@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.look.figures import new
+from anyformer_course.pictures.points import name_points
 from anyformer_course.shown import Shown, Table
 
 # published [Vaswani et al. 2017, table 2]: BLEU en-de, BLEU en-fr, FLOPs en-de, FLOPs en-fr
@@ -45,14 +46,13 @@ def example(*, length: int = 30) -> Shown:
     def draw() -> Any:
         figure, axes = new(2, 1, 12, 4.5, sharey=False)
         for axis, (title, score, cost) in zip(axes[0], (("English to German", 0, 2), ("English to French", 1, 3))):
-            for i, (name, row) in enumerate(PUBLISHED.items()):
-                if row[score] and row[cost]:
-                    axis.scatter(row[cost], row[score], color="C3" if name.startswith("Transf") else "C0")
-                    axis.annotate(name, (row[cost], row[score]), (4, 4 if i % 2 else -9), textcoords="offset points",
-                                  fontsize=7)  # fmt: skip
+            points = [(name, row[cost], row[score]) for name, row in PUBLISHED.items() if row[score] and row[cost]]
+            for name, x, y in points:
+                axis.scatter(x, y, color="C3" if name.startswith("Transf") else "C0")
             axis.set(xscale="log", title=title, xlabel="training FLOPs, published", ylabel="BLEU")
             axis.margins(x=0.25)
             axis.grid(alpha=0.3)
+            name_points(axis, points)
         return figure
 
     return Shown(
