@@ -144,9 +144,6 @@ def test_dropout_is_where_the_published_classes_have_it() -> None:
     assert [*first] == [*rest, "convolution"]
     assert first["attention"].op.position.dropout == first["convolution"].op.dropout == spec.embedding.dropout == 0.3
     assert first["convolution"].dropout == first["attention"].op.dropout == 0
-    assert (spec.head.pool.input_dropout, spec.head.pool.dropout) == (0.15, 0.2)
-    assert spec_of(BY_ID["DebertaV2ForSequenceClassification"]).head.pool.dropout == 0.1
-    assert spec_of(BY_ID["DebertaForTokenClassification-odd"]).head.dropout == 0.3
 
 
 @pytest.mark.parametrize("rate", [None, 0.0, 0.25])

@@ -51,6 +51,8 @@ OPS: list[tuple[Part, str]] = [
     (p.PoolingAttention(num_heads=H, window=2, far=5, kernel=3, stride=2), READS),
     *[(p.LinearAttention(**CAUSAL, features=features, gate=True), WRITES)
       for features in (RANDOM, RANDOM.replace(kernel="arccos"), p.EluFeatures(), p.SoftmaxFeatures(count=24))],
+    *[(p.LinearAttention(**CAUSAL, features=features), WRITES)
+      for features in (p.EluFeatures(), p.SoftmaxFeatures(count=24))],
     *[(p.LightweightConvolution(num_heads=H, kernel=5, dynamic=dynamic), PACKS) for dynamic in (False, True)],
     *[(p.LightweightConvolution(num_heads=H, kernel=5, dynamic=dynamic, causal=True), WRITES)
       for dynamic in (False, True)],
