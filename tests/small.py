@@ -37,6 +37,10 @@ def filled(module: nn.Module, seed: int = 0) -> Any:
     return module.eval()
 
 
+def numbers(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
 class Weights(list):
     """A listener that gathers attention weights."""
 

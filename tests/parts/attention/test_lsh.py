@@ -13,7 +13,7 @@ import anyformer as af
 from anyformer import families
 from anyformer.parts.attention.lsh import LSHAttention
 from anyformer.specs.part import Site
-from small import Weights, close, context, filled
+from small import Weights, close, context, filled, numbers
 from tiny import CONFIGS
 
 D, H, K = 12, 2, 5
@@ -26,10 +26,6 @@ def module_of(seed: int = 0, dtype: torch.dtype = torch.float32, **fields: Any) 
     torch.manual_seed(seed)
     module.rotations.copy_(torch.randn(module.rotations.shape, dtype=dtype))  # as transformers draws them
     return module
-
-
-def numbers(*shape: int, seed: int = 1) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("length", [16, 13, 3])

@@ -14,7 +14,7 @@ from anyformer import families
 from anyformer.parts.attention.routing import RoutingAttention
 from anyformer.specs.part import Site
 from anyformer.transforms.recompute import recompute
-from small import Weights, close, context, filled
+from small import Weights, close, context, filled, numbers
 from tiny import CONFIGS
 
 D, H, K, T = 12, 3, 4, 13
@@ -26,10 +26,6 @@ def module_of(**fields: Any) -> Any:
     module = filled(part.build(Site(width=D, address="here")))
     module.centres.copy_(numbers(H, part.clusters, K, seed=5))
     return module
-
-
-def numbers(*shape: int, seed: int = 1) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def normed(layer: Any, x: torch.Tensor) -> torch.Tensor:

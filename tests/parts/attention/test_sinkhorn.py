@@ -9,17 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from anyformer.parts.attention.sinkhorn import SinkhornAttention
-from small import Weights, close, context, made
+from small import Weights, close, context, made, numbers
 
 D, H, K, b, L = 12, 3, 4, 4, 24
 
 
 def module_of(**fields: Any) -> Any:
     return made(SinkhornAttention(**{"num_heads": H, "length": L, "block": b, "rounds": 3, **fields}), D)
-
-
-def numbers(*shape: int, seed: int = 1) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def by_hand(module: Any, x: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from anyformer.parts.attention.transformer_xl import RecurrentAttention
 from anyformer.parts.mask import Causal
 from anyformer.parts.position.relative import RelativeSinusoids
 from anyformer.parts.position.segments import SegmentedSinusoids
-from small import Weights, close, context, made
+from small import Weights, close, context, made, numbers
 from tiny import CONFIGS
 
 D, H, K = 12, 3, 4
@@ -29,10 +29,6 @@ PARTS = {
     "convolution": RecurrentAttention(num_heads=H, segment=3, kept=0, compressed=2, rate=3, position=PLACES),
 }
 over_parts = pytest.mark.parametrize("kind", PARTS)
-
-
-def numbers(*shape: int, seed: int = 1) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("segment, kept", [(5, 30), (32, 0)])
