@@ -73,7 +73,9 @@ OPS: list[tuple[Part, str]] = [
 ABSOLUTE = [(part, WRITES) for part in (
     p.Learned(length=64), p.Sinusoidal(length=64), p.Integer(scale=0.1), p.Binary(bits=6),
 )]  # fmt: skip
-over_parts = pytest.mark.parametrize(("part", "abilities"), [*OPS, *ABSOLUTE], ids=lambda value: repr(value)[:60])
+over_parts = pytest.mark.parametrize(
+    ("part", "abilities"), [*OPS, *ABSOLUTE], ids=lambda value: type(value).__name__ if isinstance(value, Part) else ""
+)
 
 
 def model_with(part: Part) -> Any:

@@ -92,10 +92,29 @@ def test_formula(kind: str) -> None:
 
 
 @over_parts
-def test_a_state_has_a_fixed_size(kind: str) -> None:
+def test_step_by_step(kind: str) -> None:
+    """G1: pieces of any size, padded or not, with a state of fixed size; every parameter gets a gradient."""
     part = PARTS[kind].replace(num_heads=4, position=RelativeSinusoids(num_heads=4))
-    model = af.build(af.override(families.find("gpt2").read(CONFIGS["gpt2"]), {OP: part}), device="meta")
-    assert model.new_state(1, capacity=24).nbytes == model.new_state(1, capacity=20).nbytes > 0
+    model = af.build(af.override(families.find("gpt2").read(CONFIGS["gpt2"]), {OP: part})).eval()
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    ids, mask = torch.randint(5, 50, (2, 24), generator=generator), torch.ones(2, 24, dtype=torch.long)
+    mask[0, :5] = 0
+    pieces = ((0, 9), (9, 10), (10, 11), (11, 17), *((t, t + 1) for t in range(17, 24)))
+    with torch.no_grad():
+        whole = model(input_ids=ids, use_cache=False).logits
+        for state in (model.new_state(2), model.new_state(2, capacity=24)):
+            for start, end in pieces:
+                close(model(input_ids=ids[:, start:end], past_key_values=state).logits, whole[:, start:end], 1e-5)
+        whole, state = model(input_ids=ids, attention_mask=mask, use_cache=False).logits, model.new_state(2)
+        for start, end in pieces:
+            padded = {"input_ids": ids[:, start:end], "attention_mask": mask[:, :end], "past_key_values": state}
+            close(model(**padded).logits[:, -1], whole[:, end - 1], 1e-5)
+    assert model.new_state(1, capacity=24).nbytes == model.new_state(1, capacity=20).nbytes
+    model.train()(input_ids=ids, labels=ids).loss.backward()
+    learned = {name: p.grad for name, p in model.named_parameters() if ".op." in name}
+    assert all(grad is not None and bool(grad.any()) for grad in learned.values()), learned
 
 
 @pytest.mark.parametrize("fields, line", [
