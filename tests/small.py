@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from anyformer.runtime.context import Context
 from anyformer.specs.part import Part, Site
@@ -31,6 +35,10 @@ def filled(module: nn.Module, seed: int = 0) -> Any:
     for parameter in module.parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
     return module.eval()
+
+
+def numbers(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 class Weights(list):
@@ -61,6 +69,34 @@ def compiled_equals_eager(function: Any, *inputs: Any, tolerance: float = 1e-6) 
     found, expected = torch.compile(function, fullgraph=True, backend="aot_eager")(*inputs), function(*inputs)
     for a, b in zip(found, expected, strict=True) if isinstance(expected, list) else [(found, expected)]:
         close(a, b, tolerance)
+
+
+class Largest(TorchDispatchMode):
+    """Record the number of elements of the largest tensor created."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().nbytes() > tensor.element_size():
+                self.size = max(self.size, tensor.untyped_storage().nbytes() // tensor.element_size())
+        return out
+
+
+def nothing_grows_with_the_square_of_the_length(
+    run: Callable[[int], Tensor], lengths: tuple[int, int, int] = (512, 1024, 2048)
+) -> None:
+    """Assert that FLOPs and the largest tensor of `run(length)` and its backward pass grow in proportion to the length,
+    which doubles twice."""
+    found = []
+    for length in lengths:
+        with Largest() as largest, FlopCounterMode(display=False) as counter:
+            run(length).sum().backward()
+        found.append((largest.size, counter.get_total_flops()))
+    for before, after in pairwise(found):
+        assert after[0] < 2.1 * before[0] and after[1] < 2.1 * before[1], found
+    assert found[-1][0] < lengths[-1] ** 2 / 8
 
 
 class filled_with_nan:

@@ -140,7 +140,8 @@ def encoder_of(spec: DecoderModel) -> EncoderModel:
     ("decoder.layers.attention.op.mask", "Window"), ("decoder.layers.attention.op.mask", "Either"),
     ("decoder.layers.attention.op", "LocalAttention"), ("decoder.layers.attention.op", "LinformerAttention"),
     ("decoder.layers.attention.op", "ConvolutionModule"), ("decoder.norm", "BatchNorm"),
-    ("decoder.layers.attention.op", "InducedAttention"), ("decoder.layers.attention.op", "LunaAttention"),
+    *[("decoder.layers.attention.op", f"{kind}Attention")
+      for kind in ("Induced", "Luna", "LSH", "Routing", "Sinkhorn")],
     ("embedding.position", "TreeDepth"),
 ])  # fmt: skip
 def test_the_line_names_one_that_can(slot: str, kind: str) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 import torch
 from cases.albert import CASES, SMALL
@@ -16,15 +13,6 @@ from anyformer import families
 from anyformer.specs.codec import override
 
 BY_ID = {case.id: case for case in CASES}
-# config.json of albert/albert-base-v2
-BASE = {
-    "architectures": ["AlbertForMaskedLM"], "attention_probs_dropout_prob": 0, "bos_token_id": 2,
-    "classifier_dropout_prob": 0.1, "down_scale_factor": 1, "embedding_size": 128, "eos_token_id": 3, "gap_size": 0,
-    "hidden_act": "gelu_new", "hidden_dropout_prob": 0, "hidden_size": 768, "initializer_range": 0.02,
-    "inner_group_num": 1, "intermediate_size": 3072, "layer_norm_eps": 1e-12, "max_position_embeddings": 512,
-    "model_type": "albert", "net_structure_type": 0, "num_attention_heads": 12, "num_hidden_groups": 1,
-    "num_hidden_layers": 12, "num_memory_blocks": 0, "pad_token_id": 0, "type_vocab_size": 2, "vocab_size": 30000,
-}  # fmt: skip
 
 
 def test_a_layer_is_one_module_that_runs_again() -> None:
@@ -71,24 +59,9 @@ def test_orders_that_leave_a_layer_out_are_refused() -> None:
             override(spec, {"encoder.order": bad})
 
 
-def test_published_config() -> None:
+def test_groups_of_layers_are_written_back() -> None:
     family = families.find("albert")
-    assert family.write(family.read(BASE)).items() >= BASE.items()
-    assert af.count(family.read(BASE)).parameters == 11_221_680
     for groups, inner in ((2, 1), (1, 2), (3, 4)):
-        config = {**BASE, "num_hidden_groups": groups, "inner_group_num": inner, "num_hidden_layers": groups}
+        config = {**SMALL, "num_hidden_groups": groups, "inner_group_num": inner, "num_hidden_layers": groups}
         written = family.write(family.read(config).replace(source={}))
         assert (written["num_hidden_groups"], written["inner_group_num"]) == (groups, inner)
-
-
-@pytest.mark.parametrize(
-    "bad", [
-        {"num_hidden_groups": 4}, {"num_hidden_groups": 0}, {"inner_group_num": 0}, 
-        {"hidden_size": 33}, {"type_vocab_size": 0},
-        {"architectures": ["AlbertForPreTraining"], "num_labels": 3},
-        {"architectures": ["AlbertForQuestionAnswering"], "num_labels": 3},
-    ], ids=json.dumps,
-)  # fmt: skip
-def test_refused(bad: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=[*bad][-1]):
-        families.find("albert").read({**SMALL, **bad})

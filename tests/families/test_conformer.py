@@ -13,24 +13,19 @@ import torch
 import torch.nn.functional as F
 from catalogue import Case, close, every_case, folder, ours, over, recorded, shared
 from safetensors.torch import load_file
+from unpublished import description
 
 import anyformer as af
-from anyformer import families
 from anyformer.parts.convolution.conformer import ConvolutionModule
 from anyformer.parts.norm import RowNorm
 from anyformer.runtime.context import Context
 from anyformer.specs.part import Site
 
 CASES = [case for case in every_case() if case.library == "torchaudio"]
-SMALL: dict[str, Any] = {
-    "d_model": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 20, "num_mel_bins": 12,
-    "subsampling_channels": 6, "conv_kernel_size": 4, "vocab_size": 11, "decoder_attention_heads": 2,
-    "decoder_ffn_dim": 20,
-}  # fmt: skip
 
 
-def small(seed: int = 0, **more: Any) -> Any:
-    return af.build(families.find("conformer").read({**SMALL, **more}), seed=seed).eval()
+def small(**more: Any) -> Any:
+    return af.build(description("conformer", **more), seed=0).eval()
 
 
 def mask_of(lengths: torch.Tensor) -> torch.Tensor:
@@ -186,17 +181,3 @@ def test_what_is_written() -> None:
         assert both[1, : alone.shape[1]].tolist() == alone[0].tolist()
         plain = af.generate(model, input_features=x, attention_mask=mask, num_beams=beams, use_cache=False, **options)
         assert both.tolist() == plain.tolist()
-
-
-def test_mistakes() -> None:
-    family = families.find("conformer")
-    for bad, match in (
-        ({"encoder_attention_heads": 5}, "multiple of 5"), ({"pad_token_id": 99}, "pad_token_id 99"),
-        ({"conv_kernel_size": 0}, "kernel"), ({"decoder_layers": 1, "decoder_attention_heads": 3}, "multiple"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=match):
-            family.read({**SMALL, **bad})
-    with pytest.raises(ValueError, match="depthwise_conv_kernel_size must be odd.* got 30"):
-        families.find("torchaudio-conformer").read({"depthwise_conv_kernel_size": 30})
-    with pytest.raises(ValueError, match="conformer .*format='anyformer'"):
-        family.write(small().spec)

@@ -66,22 +66,6 @@ def test_bart_has_three_labels_unless_said() -> None:
     assert family.read({"architectures": [name], "id2label": {"0": "a", "1": "b"}}).head.num_labels == 2
 
 
-@pytest.mark.parametrize(("model_type", "config", "what"), [
-    ("opt", {"num_attention_heads": 5}, "hidden_size 768"),
-    ("gpt_neox", {"rotary_pct": 0.0}, "fraction"), ("gpt_neox", {"head_dim": 8}, "head_dim=8 .*hidden_size"),
-    ("deepseek_v3", {"num_key_value_heads": 16}, "num_key_value_heads=16"),
-    ("bloom", {"slow_but_exact": True, "pretraining_tp": 2}, "slow_but_exact"),
-    ("openai-gpt", {"afn": "mish"}, "afn"), ("ctrl", {"n_head": 7}, "n_head"),
-    ("openai-gpt", {"summary_type": "attn", "architectures": ["OpenAIGPTDoubleHeadsModel"]}, "summary_type"),
-    ("bart", {"pad_token_id": 50265}, "pad_token_id"),
-    ("bart", {"eos_token_id": [2, 3], "architectures": ["BartForSequenceClassification"]}, "token"),
-    ("m2m_100", {"pad_token_id": None}, "pad_token_id"), ("m2m_100", {"decoder_attention_heads": 7}, "decoder_att"),
-])  # fmt: skip
-def test_refused(model_type: str, config: dict[str, Any], what: str) -> None:
-    with pytest.raises(ValueError, match=what):
-        families.find(model_type).read(config)
-
-
 @torch.no_grad()
 def test_bart_finds_the_end_of_each_text() -> None:
     case = BY_ID["BartForSequenceClassification"]

@@ -20,6 +20,7 @@ WHERE: dict[str, dict[str, float]] = {
     "BertForTokenClassification-odd": {HEAD: 0.2},
     "BertForTokenClassification": {HEAD: 0.1},  # hidden_dropout_prob is the default
     "BertModel": {POOLED: 0}, "BertForPreTraining": {POOLED: 0},
+    "BigBirdForSequenceClassification-odd": {INPUT: 0.2, POOLED: 0.2, EMBEDDING: 0.3},
     "DebertaV2ForSequenceClassification-odd": {INPUT: 0.15, POOLED: 0.2, EMBEDDING: 0.3},
     "DebertaV2ForSequenceClassification": {POOLED: 0.1}, "DebertaForTokenClassification-odd": {HEAD: 0.3},
     "DistilBertForSequenceClassification-odd": {POOLED: 0.05, EMBEDDING: 0.3, ATTENTION: 0, FEEDFORWARD: 0.3},

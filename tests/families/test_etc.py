@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from catalogue import holds
-from torch import Tensor
+from unpublished import SMALL, description, sentences
 
 import anyformer as af
 from anyformer import families
@@ -16,30 +14,14 @@ from anyformer.parts.position.global_local import GlobalLocalVectors
 from small import close
 
 GLOBALS, RADIUS, REACH, T = 3, 2, 4, 14
-SMALL = {
-    "vocab_size": 40, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16,
-    "max_position_embeddings": 64, "num_global_tokens": GLOBALS, "type_vocab_size": GLOBALS, "local_radius": RADIUS,
-    "relative_pos_max_distance": REACH, "initializer_range": 0.5,
-}  # fmt: skip
 OP = "encoder.layers.1.attention.op"
-
-
-def model() -> Any:
-    return af.build(families.find("etc").read(SMALL), seed=0).eval()
-
-
-def text() -> dict[str, Tensor]:
-    """Three global tokens, each with its own sentence, followed by the tokens of these sentences."""
-    ids = torch.randint(1, 40, (2, T), generator=torch.Generator().manual_seed(0))
-    kinds = torch.tensor([[0, 1, 2, *[0] * 5, *[1] * 4, *[2] * 2], [0, 1, 2, *[0] * 2, *[1] * 3, *[2] * 6]])
-    return {"input_ids": ids, "token_type_ids": kinds}
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("linked", [True, False])
 def test_four_pieces(linked: bool) -> None:
     """Compute the attention weights of a layer from its queries and keys, pair by pair."""
-    made, given = model(), text()
+    made, given = af.build(description("etc"), seed=0).eval(), sentences()
     kinds = given["token_type_ids"]
     if not linked:
         del given["token_type_ids"]
@@ -62,7 +44,7 @@ def test_four_pieces(linked: bool) -> None:
 
 
 def test_pads_and_packed_documents_change_nothing() -> None:
-    made, given = model(), text()
+    made, given = af.build(description("etc"), seed=0).eval(), sentences()
     holds(invariants.check_padding, made, given)
     with torch.no_grad():
         packed = {name: tensor.flatten()[None] for name, tensor in given.items()}  # a document has its global tokens
@@ -71,9 +53,9 @@ def test_pads_and_packed_documents_change_nothing() -> None:
 
 
 def test_the_named_sizes_and_their_fields() -> None:
-    family, spec = families.find("etc"), families.find("etc").read(SMALL)
-    for name, value in {**SMALL, "local_radius": 5, "num_global_tokens": 4}.items():
-        assert family.fields[name].recover(family.read({**SMALL, name: value})) == value
+    family, spec = families.find("etc"), description("etc")
+    for name, value in {**SMALL["etc"], "local_radius": 5, "num_global_tokens": 4}.items():
+        assert family.fields[name].recover(description("etc", **{name: value})) == value
     table = 2 * (2 * REACH + 3) * 6
     plain = af.override(spec, {"encoder.layers.attention.op.position": None})
     assert af.count(spec).parameters - af.count(plain).parameters == 2 * table

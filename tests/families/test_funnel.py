@@ -99,19 +99,6 @@ def test_a_config_as_published() -> None:
     assert old.items() <= family.write(spec).items()
 
 
-@pytest.mark.parametrize(
-    ("config", "what"),
-    [
-        ({"block_repeats": [1]}, "block_repeats"), ({"block_repeats": [1, 0, 1]}, "block_repeats"),
-        ({"block_sizes": []}, "block_sizes"), ({"attention_type": "factorised"}, "did you mean 'factorized'"),
-        ({"pooling_type": "min"}, "mean"), ({"d_model": 27}, "width"),
-    ],
-)  # fmt: skip
-def test_refused(config: dict, what: str) -> None:
-    with pytest.raises(ValueError, match=what):
-        af.build(families.find("funnel").read({**SMALL, **config}), device="meta")
-
-
 def test_halving_there_and_back() -> None:
     x = torch.arange(1.0, 10.0)[None, :, None]  # 9 tokens
     mean, whole = Halve(), Halve(truncate=False)

@@ -9,9 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from catalogue import DECODER, ENCODER, all_hold, close, holds, holds_in_half_precision
-from test_longformer import Largest
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 import anyformer as af
 from anyformer import families
@@ -30,6 +28,7 @@ from anyformer.runtime.context import Context
 from anyformer.runtime.stores import PerRow
 from anyformer.specs.codec import encode
 from anyformer.specs.part import Site
+from small import nothing_grows_with_the_square_of_the_length
 
 GPT2 = {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_positions": 512, "vocab_size": 99, "initializer_range": 0.3,
         "embd_pdrop": 0.0, "resid_pdrop": 0.0, "architectures": ["GPT2LMHeadModel"]}  # fmt: skip
@@ -151,7 +150,8 @@ def test_invariants(features: Features) -> None:
     ids, packing = text(), {"cuts": (0, 37, CHUNK + 67, CHUNK + 72, LONG)}  # documents begin and end within chunks
     found = all_hold(
         decoder(features), {"input_ids": ids}, {"labels": ids}, causality={"cuts": (9, CHUNK - 1, CHUNK, CHUNK + 70)},
-        packing=packing, padded_prompts={"pads": PADS, "published": True},
+        packing=packing, cached_decoding={"cuts": (0, 150, *range(151, 161), LONG)},
+        padded_prompts={"pads": PADS, "published": True},
     )  # fmt: skip
     assert found == DECODER
     holds_in_half_precision(decoder(features), {"input_ids": ids})
@@ -186,61 +186,23 @@ def test_n8_gradients_of_both_kernels(features: Features) -> None:
         close(grads[1][name], grad)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("features", [FEATURES["softmax"], pytest.param(FEATURES["elu"], marks=pytest.mark.slow)])
-def test_n9_compiled_equals_eager(features: Features) -> None:
-    model, ids = decoder(features, n_layer=1), text()
-    torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=False)
-    with torch.no_grad():
-        close(compiled(input_ids=ids, use_cache=False).logits, model(input_ids=ids, use_cache=False).logits)
-        states = [model.new_state(2, capacity=12) for _ in range(2)]
-        for state in states:
-            model(input_ids=ids[:, :5], past_key_values=state)
-        for t in (5, 6):
-            step = compiled(input_ids=ids[:, t : t + 1], past_key_values=states[0]).logits
-            close(step, model(input_ids=ids[:, t : t + 1], past_key_values=states[1]).logits)
-
-
 @over_features
-def test_g1_cached_decoding_equals_no_cache(features: Features) -> None:
-    model, ids = decoder(features), text()
-    M = features.width(8)
+def test_a_state_has_a_fixed_size(features: Features) -> None:
+    model, M = decoder(features), features.width(8)
     assert model.decoder.layers[0].attention.op.state_spec() == PerRow(
         {"sum": (4, M, 9), "power": (4, 1, 1)}, dtypes={"sum": torch.float32, "power": torch.float32}
     )
-    cuts = [(0, 150), *((t, t + 1) for t in range(150, 160)), (160, LONG)]
-    with torch.no_grad():
-        full = model(input_ids=ids, use_cache=False).logits
-        for state in (model.new_state(), model.new_state(2, capacity=LONG + 3)):
-            for start, end in cuts:
-                close(model(input_ids=ids[:, start:end], past_key_values=state).logits, full[:, start:end])
-        assert state.nbytes == af.count(model.spec).state(2, LONG) == 2 * 2 * 4 * (M * 9 + 1) * 4, "whatever the length"
+    state = model.new_state(2, capacity=LONG + 3)
+    assert state.nbytes == af.count(model.spec).state(2, LONG) == 2 * 2 * 4 * (M * 9 + 1) * 4, "whatever the length"
 
 
 @over_features
-def test_it_writes(features: Features) -> None:
-    model, ids = decoder(features), text(7)
-    for ways in ({}, {"num_beams": 3}):
-        options = {"max_new_tokens": 6, "eos_token_id": [], "pad_token_id": 0, **ways}
-        with_cache, without = (af.generate(model, input_ids=ids, use_cache=c, **options) for c in (True, False))
-        assert torch.equal(with_cache, without) and with_cache.shape == (2, 13)
-
-
-@over_features
-def test_nothing_grows_with_the_square_of_the_length(features: Features) -> None:
+def test_cost_grows_with_the_length(features: Features) -> None:
     for model in (decoder(features, n_positions=5000), encoder(features)):
-        found = {}
-        for length in (1024, 2048, 4096):
-            vectors = torch.randn(1, length, 32)
-            ctx = context(length)
-            stack = getattr(model, model.stack_name)
-            with Largest() as largest, FlopCounterMode(display=False) as counter:
-                stack(vectors, ctx)[0].sum().backward()
-            found[length] = largest.size, counter.get_total_flops()
-        for kind in (0, 1):
-            assert found[2048][kind] < 2.1 * found[1024][kind] and found[4096][kind] < 2.1 * found[2048][kind], found
-        assert found[4096][0] < 4096 * 4096 / 8
+        stack = getattr(model, model.stack_name)
+        nothing_grows_with_the_square_of_the_length(
+            lambda length, stack=stack: stack(torch.randn(1, length, 32), context(length))[0]
+        )
 
 
 @over_features

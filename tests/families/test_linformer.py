@@ -9,39 +9,26 @@ import pytest
 import torch
 import torch.nn.functional as F
 from catalogue import ENCODER, all_hold, close, holds_in_half_precision
-from test_longformer import Largest
-from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
+from unpublished import SMALL, description, text
 
 import anyformer as af
 from anyformer import families
-from small import compiled_equals_eager
+from small import nothing_grows_with_the_square_of_the_length
 
-SMALL = {
-    "vocab_size": 99, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 40,
-    "max_position_embeddings": 66, "type_vocab_size": 1, "initializer_range": 0.3, "layer_norm_eps": 1e-5,
-}  # fmt: skip
 SHARING = ("none", "headwise", "key_value", "layerwise")
 over_sharing = pytest.mark.parametrize("sharing", SHARING)
 
 
-def description(sharing: str = "headwise", **more: Any) -> Any:
-    return families.find("linformer").read({**SMALL, "projected": 8, "sharing": sharing, **more})
-
-
-def model(sharing: str = "headwise", seed: int = 0, **more: Any) -> Any:
-    return af.build(description(sharing, **more), seed=seed).eval()
-
-
-def text(length: int = 17, batch: int = 2) -> Tensor:
-    return torch.randint(5, 99, (batch, length), generator=torch.Generator().manual_seed(length))
+def model(sharing: str = "headwise", **more: Any) -> Any:
+    return af.build(description("linformer", sharing=sharing, **more), seed=0).eval()
 
 
 @over_sharing
 def test_with_nothing_left_out_it_is_plain_attention(sharing: str) -> None:
     """With k = T and identity projections, it equals RoBERTa with the same weights."""
     mine = model(sharing, projected=64)
-    plain = af.build(families.find("roberta").read({**SMALL, "architectures": ["RobertaForMaskedLM"]})).eval()
+    config = {**SMALL["linformer"], "architectures": ["RobertaForMaskedLM"]}
+    plain = af.build(families.find("roberta").read(config)).eval()
     with torch.no_grad():
         state = mine.state_dict()
         plain.load_state_dict({name: tensor for name, tensor in state.items() if "project" not in name})
@@ -80,10 +67,10 @@ def test_the_formula(sharing: str) -> None:
 
 
 def test_what_sharing_saves() -> None:
-    each, counts = 8 * 64, [af.count(description(sharing)).parameters for sharing in SHARING]
+    each, counts = 8 * 64, [af.count(description("linformer", sharing=sharing)).parameters for sharing in SHARING]
     bare = counts[1] - 3 * 2 * each
     assert [(n - bare) // each for n in counts] == [3 * 2 * 3, 3 * 2, 3, 1]
-    deeper = af.override(description("layerwise"), {"encoder.depth": 5})
+    deeper = af.override(description("linformer", sharing="layerwise"), {"encoder.depth": 5})
     assert sum("project" in name for name in af.build(deeper).state_dict()) == 1
 
 
@@ -101,51 +88,9 @@ def test_invariants(sharing: str) -> None:
         assert not torch.allclose(mine(input_ids=padded).logits[:, :17], mine(input_ids=ids).logits, atol=1e-3)
 
 
-@pytest.mark.slow
-def test_compiled() -> None:
-    models = [model(sharing, num_hidden_layers=2) for sharing in SHARING]  # the number of layers that share
-    with torch.no_grad():
-        compiled_equals_eager(lambda ids: [mine(input_ids=ids).logits for mine in models], text(), tolerance=1e-5)
-
-
-@over_sharing
-def test_saved_and_loaded(sharing: str, tmp_path) -> None:
-    mine = model(sharing, seed=3)
-    af.save(mine, tmp_path / "m")
-    again = af.load(tmp_path / "m")
-    assert again.spec.replace(source={}) == mine.spec.replace(source={})
-    for name, tensor in mine.state_dict().items():
-        assert torch.equal(tensor, again.state_dict()[name]), name
-    with pytest.raises(ValueError, match="format='anyformer'"):
-        af.save(mine, tmp_path / "hf", format="hf")
-    assert not (tmp_path / "hf").exists()
-    (tmp_path / "m" / "spec.json").unlink()
-    (tmp_path / "m" / "config.json").write_text('{"model_type": "linformer"}')
-    with pytest.raises(ValueError, match="linformer checkpoints.*anyformer"):
-        af.load(tmp_path / "m")
-
-
-def test_nothing_grows_with_the_square_of_the_length() -> None:
-    mine, found = model(max_position_embeddings=5000), {}
-    for length in (1024, 2048, 4096):
-        with Largest() as largest, FlopCounterMode(display=False) as counter:
-            mine(input_ids=text(length, 1)).logits.sum().backward()
-        found[length] = largest.size, counter.get_total_flops()
-    for kind in (0, 1):
-        assert found[2048][kind] < 2.1 * found[1024][kind] and found[4096][kind] < 2.1 * found[2048][kind], found
-
-
-def test_refused() -> None:
-    mine, ids = model(), text()
-    with pytest.raises(ValueError, match="64"):
-        mine(input_ids=text(65))
-    with pytest.raises(ValueError, match="documents cannot be packed"):
-        mine(input_ids=ids, document_ids=torch.zeros_like(ids))
-    for bad in ({"sharing": "all"}, {"projected": 0}):
-        with pytest.raises(ValueError, match="shar|projected"):
-            families.find("linformer").read({**SMALL, **bad})
-    with pytest.raises(ValueError, match="share parameters of the first layer"):
-        af.override(description("headwise"), {"encoder.layers.2.attention.op.sharing": "layerwise"})
+def test_cost_grows_with_the_length() -> None:
+    mine = model(max_position_embeddings=5000)
+    nothing_grows_with_the_square_of_the_length(lambda length: mine(input_ids=text(length, 1)).logits)
 
 
 def test_named() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from cases.llava import CONFIG, IMAGE, TEXT
+from cases.llava import CONFIG, IMAGE
 from catalogue import Case, close, ours, published, randomise
 from torch import Tensor, nn
 
 import anyformer as af
-from anyformer.models import EncoderModel, Tower, TowerDecoderModel
+from anyformer.models import EncoderModel, Tower
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.spectrogram import SpectrogramEmbedding
 from anyformer.parts.feedforward.mlp import MLP
@@ -167,21 +167,3 @@ def test_a_projector_of_another_kind(tmp_path: Path) -> None:
 def test_pictures_without_a_place(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         ours(CASE)(**{**text(), **change})
-
-
-@pytest.mark.parametrize(
-    ("config", "sentence"),
-    [
-        ({"text_config": {**TEXT, "model_type": "mistral"}}, r"text_config\.model_type=\'mistral\'.*llama"),
-        ({"vision_config": 3}, "vision_config.* 3"),
-        ({"vision_feature_layer": 9}, "no hidden state 9.*3"),
-        ({"vision_feature_select_strategy": "some"}, "vision_feature_select_strategy='some'.*default, full"),
-        ({"image_token_index": 60}, r"image\.token.* 60.*60"),
-    ],
-)
-def test_configs_that_cannot_be(config: dict[str, Any], sentence: str) -> None:
-    from anyformer import families
-
-    with pytest.raises(ValueError, match=sentence):
-        families.find("llava").read({**PATCHES, **config})
-    assert isinstance(families.find("llava").read(PATCHES), TowerDecoderModel)

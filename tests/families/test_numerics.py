@@ -264,6 +264,7 @@ def test_n9_compiled_equals_eager(case: Case) -> None:
 ONE_PER_KIND = {"ViTForImageClassification", "MambaForCausalLM"}  # for decoders, G5 has one (test_generation.py)
 
 
+@pytest.mark.slow  # every day: the step of a decoder (G5), these graphs (above), and the scan's operator (opcheck)
 @pytest.mark.timeout(1200)  # a cold compiler on a busy machine
 @pytest.mark.compiler
 @over([c for c in cases() if c.id in ONE_PER_KIND], group="inductor")

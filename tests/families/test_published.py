@@ -12,11 +12,12 @@ import torch
 
 from anyformer import families
 from anyformer.counting import count
-from anyformer.families.base.fields import Entry, UnknownFieldWarning, tag_floats
+from anyformer.families.base.fields import UnknownFieldWarning, tag_floats
 
 transformers = pytest.importorskip("transformers")
 
-# one per line: the model, the source of its config (a file; memory; made up in the same manner), and the config
+# one per line: the model, the source of its config (a file; memory; made up in the same manner), the parameters that
+# transformers counts, and the config
 PUBLISHED = [json.loads(line) for line in Path(__file__).with_name("published.jsonl").read_text().splitlines()]
 # values that transformers supports and we do not -> pattern in the error message
 REFUSED = {
@@ -31,28 +32,8 @@ REFUSED = {
 }
 
 
-SLOW = {"google/switch-base-32"}  # seconds, to build the published class
-
-
-def over_published(chosen: list[dict[str, Any]], every: bool = True) -> Any:
-    """Parametrise over all rows; or every day over the first that shows a class or a choice that no row of its family
-    showed, and over others in `make test-all`."""
-    seen: set[Any] = set()
-    rows = []
-    for row in chosen:
-        news = said(row["config"])
-        later = row["model"] in SLOW or not (every or news - seen)
-        seen |= news
-        rows.append(pytest.param(row, id=row["model"], marks=pytest.mark.slow if later else ()))
-    return pytest.mark.parametrize("row", rows)
-
-
-def said(config: dict[str, Any]) -> set[Any]:
-    """Return the class and every field that is read and is no size: its value."""
-    fields = families.find(config["model_type"]).fields
-    known = {name: value for name, value in config.items() if isinstance(fields.get(name), Entry)}
-    values = {name: str(value) for name, value in known.items() if type(value) not in (int, float)}
-    return {(config["model_type"], *item) for item in (("class", str(config.get("architectures"))), *values.items())}
+def over_published(chosen: list[dict[str, Any]]) -> Any:
+    return pytest.mark.parametrize("row", [pytest.param(row, id=row["model"]) for row in chosen])
 
 
 def theirs(config: dict[str, Any], folder: Path) -> Any:
@@ -60,26 +41,26 @@ def theirs(config: dict[str, Any], folder: Path) -> Any:
     return transformers.CONFIG_MAPPING[config["model_type"]].from_json_file(folder / "config.json")
 
 
-@over_published([row for row in PUBLISHED if row["model"] not in REFUSED], every=False)
-def test_a_published_config_opens_with_the_published_count(row: dict[str, Any], tmp_path) -> None:
-    config = row["config"]
-    family = families.find(config["model_type"])
+def read(config: dict[str, Any]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnknownFieldWarning)
-        spec = family.read(config)
+        return families.find(config["model_type"]).read(config)
+
+
+@pytest.mark.slow
+@over_published([row for row in PUBLISHED if row["model"] not in REFUSED])
+def test_the_count_is_that_of_transformers(row: dict[str, Any], tmp_path) -> None:
     with torch.device("meta"):
-        model = getattr(transformers, spec.architecture)(theirs(config, tmp_path))
-    counted = count(spec)
-    assert counted.parameters + counted.fixed == sum(parameter.numel() for parameter in model.parameters())
+        model = getattr(transformers, read(row["config"]).architecture)(theirs(row["config"], tmp_path))
+    assert row["parameters"] == sum(parameter.numel() for parameter in model.parameters())
 
 
 @over_published([row for row in PUBLISHED if row["model"] not in REFUSED])
-def test_every_published_field_survives(row: dict[str, Any], tmp_path) -> None:
-    config = row["config"]
-    family = families.find(config["model_type"])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UnknownFieldWarning)
-        written = family.write(family.read(config))
+def test_a_published_config_opens_with_its_count_and_every_field_survives(row: dict[str, Any], tmp_path) -> None:
+    config, spec = row["config"], read(row["config"])
+    counted, family = count(spec), families.find(config["model_type"])
+    assert counted.parameters + counted.fixed == row["parameters"]
+    written = family.write(spec)
     before, after = theirs(config, tmp_path).to_dict(), theirs(written, tmp_path).to_dict()
     assert "quantization_config" not in written  # exports have plain weights
     for name in config.keys() - {"architectures", "quantization_config"}:
@@ -90,9 +71,8 @@ def test_every_published_field_survives(row: dict[str, Any], tmp_path) -> None:
 
 @over_published([row for row in PUBLISHED if row["model"] in REFUSED])
 def test_a_value_that_transformers_alone_honours_is_refused(row: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=REFUSED[row["model"]]) as error, warnings.catch_warnings():
-        warnings.simplefilter("ignore", UnknownFieldWarning)
-        families.find(row["config"]["model_type"]).read(row["config"])
+    with pytest.raises(ValueError, match=REFUSED[row["model"]]) as error:
+        read(row["config"])
     assert "valid: " in str(error.value) or "did you mean " in str(error.value)
 
 

@@ -217,22 +217,6 @@ def test_kinds_of_layers() -> None:
     assert spec.encoder.layers["lsh"].steps["attention"].op.multiple == 12
 
 
-@pytest.mark.parametrize("config, line", [
-    ({"attn_layers": ["lsh", "global"]}, "attn_layers.*'lsh'.*'local'"),
-    ({"attn_layers": []}, "attn_layers"),
-    ({"num_buckets": 7}, "buckets"), ({"axial_pos_embds_dim": [10, 20]}, "axial_pos_embds_dim.*hidden_size 32"),
-    ({"lsh_attn_chunk_length": 0}, "lsh_attn_chunk_length.* 0"),
-    ({"lsh_attn_chunk_length": None}, "lsh_attn_chunk_length.* None"),
-    ({"architectures": ["ReformerModelWithLMHead"]}, "is_decoder=True.*ReformerForMaskedLM"),
-    ({"is_decoder": True, "architectures": ["ReformerForMaskedLM"]}, "is_decoder=False.*ReformerModelWithLMHead"),
-    ({**WRITER, "architectures": ["ReformerModelWithLMHead"], "lsh_num_chunks_after": 1}, "lsh_num_chunks_after"),
-    ({"architectures": ["ReformerForQuestionAnswering"], "num_labels": 3}, "num_labels.* 2 .* 3"),
-])  # fmt: skip
-def test_refused(config: dict[str, Any], line: str) -> None:
-    with pytest.raises(ValueError, match=f"^reformer config: .*{line}"):
-        families.find("reformer").read({**SMALL, "architectures": ["ReformerModel"], **config})
-
-
 def test_inputs_that_are_refused() -> None:
     model, ids = shared(EACH["writes"]), ids_of(1, 129)
     with pytest.raises(ValueError, match="position 128 .*128"):

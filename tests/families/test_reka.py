@@ -4,56 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
-from cases.llava import IMAGE, TEXT
-from catalogue import close, holds, randomise
+from cases.llava import IMAGE
+from catalogue import close, holds
 from torch import Tensor
+from unpublished import SOUND, description, illustrated, model
 
 import anyformer as af
 from anyformer import families
 from anyformer.evaluate import invariants
 from anyformer.evaluate.invariants import EXACT
 
-SOUND = {
-    "d_model": 12, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "num_mel_bins": 5,
-    "max_source_positions": 3,
-}  # fmt: skip
-SMALL = {
-    "text_config": TEXT, "vision_config": {**IMAGE, "image_size": 16}, "audio_config": SOUND, "image_token_index": 4,
-    "audio_token_index": 3,
-}  # fmt: skip
-
-
-def description(**more: Any) -> Any:
-    return families.find("reka").read({**SMALL, **more})
-
-
-def model(**more: Any) -> Any:
-    made = af.build(description(**more), seed=0).eval()
-    randomise(made)
-    return made
-
-
-def told() -> dict[str, Tensor]:
-    """An image of four patches and a sound of three vectors in the first text, only a sound in the second."""
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(5, 60, (2, 14), generator=generator)
-    ids[0, 1:5], ids[0, 7:10], ids[1, 3:6] = 4, 3, 3
-    pixels = torch.randn(1, 3, 16, 16, generator=generator)
-    return {"input_ids": ids, "pixel_values": pixels, "input_features": torch.randn(2, 5, 6, generator=generator)}
-
 
 def row(i: int) -> dict[str, Tensor]:
-    given = told()
+    given = illustrated()
     own = {"input_ids": given["input_ids"][i : i + 1], "input_features": given["input_features"][i : i + 1]}
     return own if i else {**own, "pixel_values": given["pixel_values"]}
 
 
 def test_towers_are_those_of_their_families() -> None:
     """The text contains the outputs of CLIP and Whisper, each projected by two layers."""
-    made, given = model(), told()
+    made, given = model("reka"), illustrated()
     sees: Any = af.build(families.find("clip_vision_model").read({**IMAGE, "image_size": 16})).eval()
     sees.load_state_dict({**sees.state_dict(), **made.image.model.state_dict()})
     classifier = {**SOUND, "num_labels": 2, "vocab_size": 60, "pad_token_id": 3, "bos_token_id": 1, "eos_token_id": 2,
@@ -76,7 +48,7 @@ def test_towers_are_those_of_their_families() -> None:
 
 def test_frames_of_a_video_stand_one_behind_the_other() -> None:
     """A video of three frames gives the same result as three images in order."""
-    made, generator = model(), torch.Generator().manual_seed(1)
+    made, generator = model("reka"), torch.Generator().manual_seed(1)
     video = torch.randn(2, 3, 3, 16, 16, generator=generator)  # two videos of three frames
     ids = torch.randint(5, 60, (2, 18), generator=generator)
     ids[:, 2:14] = 4
@@ -93,7 +65,7 @@ def test_frames_of_a_video_stand_one_behind_the_other() -> None:
 
 
 def test_invariants() -> None:
-    made, given = model(), told()
+    made, given = model("reka"), illustrated()
     holds(invariants.check_padding, made, given)
     holds(invariants.check_gradients, made, {**given, "labels": given["input_ids"]}, EXACT)
     with torch.no_grad():
@@ -101,7 +73,7 @@ def test_invariants() -> None:
 
 
 def test_n1_g1_what_is_written_after_a_picture_and_a_sound() -> None:
-    made, given = model(), told()
+    made, given = model("reka"), illustrated()
     later = given["input_ids"].clone()
     later[:, 12:] = 9
     with torch.no_grad():
@@ -116,68 +88,11 @@ def test_n1_g1_what_is_written_after_a_picture_and_a_sound() -> None:
     assert torch.equal(af.generate(made, **other, **beams), af.generate(made, **other, **beams, use_cache=False))
 
 
-@pytest.mark.slow  # every day: a decoder with one tower (N9 of LLaVA)
-def test_n9_compiled() -> None:
-    spec = af.override(description(), {f"{at}.depth": 1 for at in ("decoder", "image.model.encoder",
-                                                                 "audio.model.encoder")})  # fmt: skip
-    made, given = af.build(spec).eval(), told()
-    torch._dynamo.reset()
-    compiled = torch.compile(made, fullgraph=True, backend="aot_eager", dynamic=False)
-    with torch.no_grad():
-        close(compiled(**given, use_cache=False).logits, made(**given).logits)
-
-
-def test_saved_counted_traced_and_drawn(tmp_path) -> None:
-    made, given = model(), told()
-    af.save(made, tmp_path / "m")
-    again = af.load(tmp_path / "m")
-    assert again.spec.replace(source={}) == made.spec.replace(source={})
-    with torch.no_grad():
-        plain = made(**given).logits
-        assert torch.equal(again(**given).logits, plain)
-        run = af.trace(made, keep=["*.model.encoder.layers.*.attention.op.weights"], **given)
-        assert torch.equal(run.output.logits, plain)
-        close(run["audio.model.encoder.layers.1.attention.op.weights"].sum(-1), torch.ones(2, 2, 3))
-    assert af.count(made.spec).parameters == sum(p.numel() for p in made.parameters() if p.requires_grad)
-    assert af.count(made.spec).flops(14) > 0
-    assert all(name in af.draw(made.spec).svg for name in ("image", "audio"))
-    with pytest.raises(ValueError, match="format='anyformer'"):
-        af.save(made, tmp_path / "hf", format="hf")
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"input_features": torch.zeros(1, 5, 6)}, "input_features .*size 1 .*3 vectors.*token 3 6 "),
-        ({"input_features": torch.zeros(2, 5, 8)}, "input_features .*6 frames.*8"),
-        ({"pixel_values": torch.zeros(2, 3, 16, 16)}, "size 2 .*8 vectors.*token 4 4 "),
-        ({"input_ids": None}, "pixel_values.*input_ids"),
-    ],
-)
-def test_what_has_no_place(change: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        model()(**{**told(), **change})
-
-
-@pytest.mark.parametrize(
-    ("config", "sentence"),
-    [
-        ({"audio_config": {**SOUND, "decoder_layers": 3}}, r"audio_config\.decoder_layers.*valid: d_model"),
-        ({"audio_config": {"model_type": "wav2vec2"}}, r"audio_config\.model_type=\'wav2vec2\'.*whisper"),
-        ({"audio_token_index": 60}, r"audio\.token.* 60.*60"),
-        ({"audio_token_index": 4}, r"image\.token.*audio\.token.* 4"),
-    ],
-)
-def test_configs_that_cannot_be(config: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        description(**config)
-
-
 def test_every_field_shapes_the_description() -> None:
-    family, plain = families.find("reka"), description()
+    family, plain = families.find("reka"), description("reka")
     for name, value in {"d_model": 24, "encoder_layers": 3, "encoder_attention_heads": 3, "encoder_ffn_dim": 30,
                         "num_mel_bins": 7, "max_source_positions": 9}.items():  # fmt: skip
-        spec = description(audio_config={**SOUND, name: value})
+        spec = description("reka", audio_config={**SOUND, name: value})
         assert spec.replace(source={}) != plain.replace(source={})
         assert family.fields["audio_config"].recover(spec)[name] == value
-    assert family.fields["audio_token_index"].recover(description(audio_token_index=2)) == 2
+    assert family.fields["audio_token_index"].recover(description("reka", audio_token_index=2)) == 2

@@ -120,24 +120,6 @@ def test_an_old_checkpoint_has_every_name_of_a_tied_table(tmp_path) -> None:
     assert all(torch.equal(t, model.state_dict()[n]) for n, t in again.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    ("config", "what"),
-    [
-        ({"pad_token_id": 99}, "pad_token_id"),
-        ({"d_model": 30}, "d_model 30"), ({"activation_function": "relv"}, "did you mean 'relu'"),
-    ],
-)  # fmt: skip
-def test_refused(config: dict, what: str) -> None:
-    with pytest.raises(ValueError, match=what):
-        families.find("marian").read({**MARIAN, **config})
-
-
-def test_refused_by_fsmt() -> None:
-    for config, what in (({"tie_word_embeddings": True}, "src_vocab_size"), ({"pad_token_id": None}, "pad_token_id")):
-        with pytest.raises(ValueError, match=what):
-            families.find("fsmt").read({**FSMT, **config})
-
-
 def test_an_opus_config_as_published() -> None:
     old = {
         "add_bias_logits": False, "add_final_layer_norm": False, "bad_words_ids": [[98]], "classif_dropout": 0.0,

@@ -177,20 +177,3 @@ def test_frequencies_are_never_rounded() -> None:
     exact = published(case)[0].encoder.embed_positions.inv_freq
     for model in (ours(case, dtype="bfloat16"), ours(case).to(torch.bfloat16)):
         assert torch.equal(model.encoder.layers[1].attention.op.position.frequency.value, exact)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"position_embeddings_type": "rotory"}, "rotary"), ({"feat_extract_norm": "batch"}, "group"),
-        ({"num_feat_extract_layers": 4}, "num_feat_extract_layers"), ({"conv_kernel": [3, 3]}, "2 kernels"),
-        ({"conv_depthwise_kernel_size": 4}, "odd"), ({"vocab_size": None}, "vocab_size"),
-        ({"num_attention_heads": 5}, "multiple"), ({"ctc_loss_reduction": "max"}, "mean"),
-    ],
-)  # fmt: skip
-def test_values_that_mean_nothing_are_refused(change: dict, message: str) -> None:
-    from anyformer import families
-
-    config = {**CASES["Wav2Vec2ConformerForCTC"].config, "architectures": ["Wav2Vec2ConformerForCTC"]}
-    with pytest.raises(ValueError, match=message):
-        families.find("wav2vec2-conformer").read({**config, **change})

@@ -175,19 +175,6 @@ def test_mistakes_are_one_line(given: dict, line: str) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("config", "what"),
-    [
-        ({"attn_type": "both"}, "valid: bi, uni"), ({"n_head": 5}, "n_head"), ({"d_head": 9}, "d_head"),
-        ({"ff_activation": "gelv"}, "did you mean 'gelu'"), ({"summary_type": "attn"}, "summary_type"),
-        ({"summary_proj_to_labels": True}, "summary_proj_to_labels"),
-    ],
-)  # fmt: skip
-def test_refused(config: dict, what: str) -> None:
-    with pytest.raises(ValueError, match=what):
-        families.find("xlnet").read({**SMALL, **config, "architectures": ["XLNetForSequenceClassification"]})
-
-
 def test_a_classifier_reads_what_objectives_pad_on_the_right() -> None:
     """The last position represents a text: rows of a batch give the same result as single texts."""
     model = shared(Case("xlnet", "XLNetForSequenceClassification", SMALL, "reads"))

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import anyformer as af
+import small
 from anyformer import families
 from anyformer.generation.diffusion import denoise, remove_noise
 from anyformer.parts.diffusion import NoiseSchedule
+
+close = functools.partial(small.close, tolerance=1e-5)
 
 CONFIG = {
     "num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 1, "in_channels": 1, "sample_size": 4,
     "num_embeds_ada_norm": 3, "per_layer": False,
 }  # fmt: skip
 CURVES = {"linear": "linear", "scaled_linear": "scaled_linear", "cosine": "squaredcos_cap_v2"}
-
-
-def close(a: Tensor, b: Tensor) -> None:
-    """Assert equality to 1e-5, relative to the largest value if that is above 1."""
-    assert float((a - b).abs().max()) <= 1e-5 * max(1.0, float(b.abs().max()))
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])

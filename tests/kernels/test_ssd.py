@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -9,7 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import small
 from anyformer.kernels import ssd as kernel
+
+close = functools.partial(small.close, tolerance=1e-5)
 
 SHAPES = [(2, 17, 4, 3, 2, 5), (3, 1, 2, 2, 1, 3), (2, 200, 6, 8, 3, 4), (2, 65, 4, 4, 4, 1)]  # B, T, H, P, G, N
 
@@ -29,11 +33,6 @@ def run(form: Any, inputs: list[Tensor], keep: Tensor | None) -> tuple[Tensor, .
     y, last = form(*inputs, keep=keep)
     weights = [torch.randn(t.shape, generator=torch.Generator().manual_seed(1)).to(t.dtype) for t in (y, last)]
     return y, last, *torch.autograd.grad((y * weights[0]).sum() + (last * weights[1]).sum(), inputs)
-
-
-def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
-    assert a.shape == b.shape
-    assert (a - b).abs().max() <= tolerance * max(1.0, float(b.detach().abs().max()))
 
 
 @pytest.mark.parametrize("documents", [False, True])

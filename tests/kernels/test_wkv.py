@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import small
 from anyformer.kernels import scan
 from anyformer.kernels import wkv as kernel
+
+close = functools.partial(small.close, tolerance=1e-5)
 
 SHAPES = [(2, 17, 16), (3, 1, 5), (2, 100, 6), (3, 75, 40)]  # B, T, A
 PLANS = {
@@ -36,11 +40,6 @@ def run(form: Any, inputs: list[Tensor], keep: Tensor | None) -> list[Tensor]:
     y = form(*inputs, keep=keep)
     weight = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype)
     return [y, *torch.autograd.grad((y * weight).sum(), inputs, allow_unused=True, materialize_grads=True)]
-
-
-def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
-    assert a.shape == b.shape
-    assert (a - b).abs().max() <= tolerance * max(1.0, float(b.detach().abs().max()))
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
@@ -86,7 +85,7 @@ def test_no_key_is_too_large(size: float) -> None:
     for form in (kernel.wkv, kernel.wkv_by_steps):
         for a, e in zip(run(form, inputs, None), exact, strict=True):
             assert a.isfinite().all()
-            close(a.double(), e, 1e-6 * max(size, 5))
+            close(a.double(), e, tolerance=1e-6 * max(size, 5))
 
 
 def test_equals_the_published_loop() -> None:

@@ -12,7 +12,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import anyformer as af
-from anyformer import families
 from anyformer.models import EncoderModel
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.attention.set_transformer import LunaAttention
@@ -174,17 +173,6 @@ def test_images_and_pictures_of_it() -> None:
 def test_refused(made: Any, line: str) -> None:
     with pytest.raises(ValueError, match=line):
         made()
-
-
-@pytest.mark.parametrize("bad, line", [
-    ({"v_channels": 4}, "v_channels .* 4"), ({"qk_channels": 8, "num_self_attention_heads": 3}, "multiple of 3"),
-    ({"cross_attention_shape_for_attention": "v"}, "did you mean 'kv'"), ({"d_model": 12}, "d_model 12 "),
-    ({"architectures": ["PerceiverForOpticalFlow"]}, "'PerceiverForOpticalFlow'.*PerceiverFor"),
-    ({"architectures": ["PerceiverModel"]}, "'PerceiverModel'.*PerceiverFor"),
-])  # fmt: skip
-def test_configs_refused(bad: dict[str, Any], line: str) -> None:
-    with pytest.raises(ValueError, match=line):
-        families.find("perceiver").read({**SMALL, **bad})
 
 
 def test_named() -> None:

@@ -24,7 +24,7 @@ from anyformer.stacks.block import Block
 from anyformer.stacks.reversible import Reversible
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
-from small import close, context, made
+from small import close, context, made, numbers
 
 D, T = 16, 9
 ATTENTION, FEED = Attention(num_heads=4, mask=Causal()), MLP(width=40)
@@ -36,10 +36,6 @@ def steps(*ops: Any, **more: Any) -> dict[str, Sublayer]:
 
 def stack_of(depth: int = 3, norm: Any = None, *, layers: Any = None, **more: Any) -> Any:
     return made(Stack(layers=layers or Reversible(**steps(**more)), depth=depth, norm=norm), D)
-
-
-def numbers(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def test_formula() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +31,12 @@ def read_rows() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = json.loads(ZOO.read_text(encoding="utf-8"))
     if extensions("families"):
         known = {row["family"] for row in rows}
-        rows += [row for row in count_rows() if row["family"] not in known]
+        rows += count_rows(known)
     return rows
 
 
-def count_rows() -> list[dict[str, Any]]:
-    """Compute the rows of all named descriptions."""
+def count_rows(known: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Compute the rows of all named descriptions, except those of the families in `known`."""
     from anyformer import families
     from anyformer.counting import count
 
@@ -50,6 +50,7 @@ def count_rows() -> list[dict[str, Any]]:
             "note": size.note,
         }
         for family in families.catalogue().values()
+        if family.name not in known
         for name, size in family.sizes.items()
     ]
 

@@ -169,22 +169,6 @@ def decoder(mask: Mask, **more: Any) -> Any:
     return af.build(spec).eval()
 
 
-@pytest.mark.parametrize("mask", [
-    Causal(), Causal() & Window(size=4), Window(size=4) & Causal(), Causal() & (Window(size=3) | Global(first=2)),
-    Causal() & Window(size=1), Causal() & Window(size=40), Causal() & Window(size=4) & Window(size=6),
-], ids=repr)  # fmt: skip
-@pytest.mark.parametrize("capacity", [None, 20])
-@torch.no_grad()
-def test_decoding_with_any_mask_equals_the_whole(mask: Mask, capacity: int | None) -> None:
-    model, ids = decoder(mask), torch.randint(0, 30, (2, 17))
-    whole = model(input_ids=ids).last_hidden_state
-    state, steps, at = model.new_state(2, capacity), [], 0
-    for piece in (5, 1, 1, 3, 1, 1, 5):
-        steps.append(model(input_ids=ids[:, at : at + piece], past_key_values=state).last_hidden_state)
-        at += piece
-    close(torch.cat(steps, dim=1), whole, 1e-5)
-
-
 def test_a_window_bounds_the_memory() -> None:
     def kept(mask: Mask) -> int:
         model = decoder(mask)
@@ -240,8 +224,8 @@ def test_dropout_is_on_the_weights() -> None:
     module, x = made(Attention(num_heads=H, dropout=0.5), D), torch.randn(2, T, D)
     plain = module(x, context(T))
     module.train()
-    for kernel in ("eager", "sdpa"):
-        outs = torch.stack([module(x, context(T, kernel=kernel)) for _ in range(1500)])
+    for kernel in ("eager", "sdpa"):  # every row has its own mask
+        outs = module(x.repeat(1500, 1, 1), context(T, kernel=kernel)).unflatten(0, (1500, 2))
         close(outs.mean(0), plain, 0.15)
         assert outs.std(0).min() > 0.01
 

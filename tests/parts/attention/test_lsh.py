@@ -13,7 +13,7 @@ import anyformer as af
 from anyformer import families
 from anyformer.parts.attention.lsh import LSHAttention
 from anyformer.specs.part import Site
-from small import Weights, close, compiled_equals_eager, context, filled
+from small import Weights, close, context, filled, numbers
 from tiny import CONFIGS
 
 D, H, K = 12, 2, 5
@@ -26,10 +26,6 @@ def module_of(seed: int = 0, dtype: torch.dtype = torch.float32, **fields: Any) 
     torch.manual_seed(seed)
     module.rotations.copy_(torch.randn(module.rotations.shape, dtype=dtype))  # as transformers draws them
     return module
-
-
-def numbers(*shape: int, seed: int = 1) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("length", [16, 13, 3])
@@ -99,65 +95,6 @@ def test_one_bucket_is_plain_attention(fields: dict[str, Any]) -> None:
     shown = Weights()
     module(x, context(9, taps=shown))
     close(shown[0], weights)
-
-
-@pytest.mark.parametrize("fields", [{}, {"own_bucket": True, "after": 1}, {"own_bucket": True, "causal": True}])
-def test_pads_and_documents(fields: dict[str, Any]) -> None:
-    """N4 and N7: a padded or packed text gives the same result as a text in its own row, or a one-line error."""
-    module, a, b = module_of(**fields), numbers(1, 9, D), numbers(1, 14, D, seed=2)
-    alone = module(b, context(14))
-    real = torch.tensor([[False] * 9 + [True] * 14])
-    for kernel in ("auto", "eager"):
-        close(module(torch.cat((a, b), 1), context(23, is_token=real, kernel=kernel))[:, 9:], alone, 1e-5)
-    close(module(torch.cat((b, a), 1), context(23, is_token=real.flip(1)))[:, :14], alone, 1e-5)
-    packed = context(23, documents=torch.tensor([[3] * 9 + [1] * 14]))
-    if fields:
-        close(module(torch.cat((a, b), 1), packed), torch.cat((module(a, context(9)), alone), 1), 1e-5)
-    else:
-        with pytest.raises(ValueError, match="^here: documents cannot be packed.*own_bucket=True"):
-            module(torch.cat((a, b), 1), packed)
-
-
-@pytest.mark.slow
-def test_compiled() -> None:
-    ways = [(module_of(own_bucket=own), kernel) for own, kernel in ((False, "auto"), (True, "auto"), (True, "eager"))]
-    compiled_equals_eager(lambda x: [m(x, context(14, kernel=kernel)) for m, kernel in ways], numbers(2, 14, D))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("op", [
-    {"kind": "LSHAttention", "chunk": 4, "buckets": [4], "causal": True, "own_bucket": True},
-    {"kind": "RoutingAttention", "window": 5, "clusters": 3, "causal": True},
-    {"kind": "RecurrentAttention", "segment": 4, "kept": 4, "compressed": 3, "rate": 2},
-], ids=lambda op: op["kind"])  # fmt: skip
-def test_compiled_steps(op: dict[str, Any]) -> None:
-    """N9, for mixers with a cache."""
-    spec = af.override(families.find("gpt2").read(CONFIGS["gpt2"]), {OP: op | {"num_heads": 4}})
-    model, ids = af.build(spec).eval(), torch.randint(5, 50, (2, 16))
-    torch._dynamo.reset()
-    step = torch.compile(model, fullgraph=True, backend="aot_eager")
-    with torch.no_grad():
-        whole, state = model(input_ids=ids, use_cache=False).logits, model.new_state(2, capacity=20)
-        model(input_ids=ids[:, :11], past_key_values=state)
-        for t in range(11, 16):
-            close(step(input_ids=ids[:, t : t + 1], past_key_values=state).logits, whole[:, t : t + 1], 1e-5)
-
-
-def test_in_a_model_that_writes() -> None:
-    """A decoder refuses an op that depends on later tokens. The proposed alternative decodes to the same result."""
-    spec = families.find("gpt2").read(CONFIGS["gpt2"])
-    part = LSHAttention(num_heads=4, chunk=2, buckets=(4,), rounds=2, causal=True, after=1)
-    with pytest.raises(ValueError, match="LSHAttention lets a token see the future; .* does not$") as refused:
-        af.override(spec, {OP: part})
-    proposed = eval(str(refused.value).split("; ")[1].removesuffix(" does not"), {"LSHAttention": LSHAttention})
-    model, ids = af.build(af.override(spec, {OP: proposed})).eval(), torch.randint(5, 50, (2, 12))
-    with torch.no_grad():
-        whole = model(input_ids=ids, use_cache=False).logits
-        for state in (model.new_state(2), model.new_state(2, capacity=12)):
-            for start, end in ((0, 5), (5, 6), (6, 7), (7, 12)):
-                close(model(input_ids=ids[:, start:end], past_key_values=state).logits, whole[:, start:end], 1e-5)
-    model.train()(input_ids=ids, labels=ids).loss.backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_drawn_with_the_weights_and_kept() -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import anyformer as af
 from anyformer.parts.attention.linear import EluFeatures, LinearAttention, RandomFeatures, SoftmaxFeatures
 from anyformer.parts.mask import Causal
 from anyformer.runtime.context import Context
@@ -72,15 +71,6 @@ def test_many_random_features_are_the_gaussian_kernel() -> None:
     t = (expected.log() + 1).acos()
     expected = (t.sin() + (math.pi - t) * t.cos()) / (2 * math.pi)
     assert ((arc(a)[0] * arc(b)[0]).sum(1) - expected).abs().max() < 4 * 1.2 / math.sqrt(20_000)
-
-
-@pytest.mark.parametrize("features", FEATURES)
-def test_the_gate_keeps_what_every_mixer_keeps(features: str) -> None:
-    """Causality, pads, packed texts, step by step decoding, gradients, saving. With 256
-    features, because with 32 the sum of the weights can be near zero, and the fp32 error of 2.4e-5 exceeds 1e-5."""
-    report = af.check(LinearAttention(num_heads=2, features=FEATURES[features], mask=Causal(), gate=True))
-    assert report.passed, str(report)
-    assert report["cached decoding"].result == "passed" and report["packing"].result == "passed"
 
 
 def test_a_gate_looks_back() -> None:

@@ -14,7 +14,7 @@ from anyformer import families
 from anyformer.parts.attention.routing import RoutingAttention
 from anyformer.specs.part import Site
 from anyformer.transforms.recompute import recompute
-from small import Weights, close, compiled_equals_eager, context, filled
+from small import Weights, close, context, filled, numbers
 from tiny import CONFIGS
 
 D, H, K, T = 12, 3, 4, 13
@@ -26,10 +26,6 @@ def module_of(**fields: Any) -> Any:
     module = filled(part.build(Site(width=D, address="here")))
     module.centres.copy_(numbers(H, part.clusters, K, seed=5))
     return module
-
-
-def numbers(*shape: int, seed: int = 1) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def normed(layer: Any, x: torch.Tensor) -> torch.Tensor:
@@ -87,30 +83,11 @@ def test_one_cluster_is_plain_attention(causal: bool) -> None:
     close(module(x, context(T)), module.o(out.transpose(1, 2).flatten(2)), 1e-5)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("window", [3, 20])
-def test_pads_and_documents(causal: bool, window: int) -> None:
-    """N4 and N7: a padded or packed text gives the same result as a text in its own row, or a one-line error."""
-    module, a, b = module_of(causal=causal, window=window), numbers(1, 6, D), numbers(1, T, D, seed=2)
-    b[:, 7:11] = b[:, :1]  # of equal tokens the first is selected
-    alone = module(b, context(T))
-    real = torch.tensor([[False] * 6 + [True] * T])
-    for kernel in ("auto", "eager"):
-        close(module(torch.cat((a, b), 1), context(T + 6, is_token=real, kernel=kernel))[:, 6:], alone, 1e-5)
-    close(module(torch.cat((b, a), 1), context(T + 6, is_token=real.flip(1)))[:, :T], alone, 1e-5)
-    packed = context(T + 6, documents=torch.tensor([[3] * 6 + [1] * T]))
-    if causal:
-        close(module(torch.cat((a, b), 1), packed), torch.cat((module(a, context(6)), alone), 1), 1e-5)
-    else:
-        with pytest.raises(ValueError, match="^here: documents cannot be packed"):
-            module(torch.cat((a, b), 1), packed)
-
-
 @pytest.mark.slow
 def test_compiled() -> None:
-    """In evaluation and in training, when the centres move."""
-    module, x = module_of(decay=0.5), numbers(2, T, D)
-    compiled_equals_eager(lambda x: module(x, context(T)), x)
+    """In training, when the centres move."""
+    x = numbers(2, T, D)
+    torch._dynamo.reset()
     plain, compiled = module_of(decay=0.5).train(), module_of(decay=0.5).train()
     run = torch.compile(lambda x: compiled(x, context(T)), fullgraph=True, backend="aot_eager")
     for _ in range(3):
@@ -137,21 +114,10 @@ def test_centres_follow_what_is_near() -> None:
     close(module.centres, expected)
 
 
-def test_in_a_model_that_writes() -> None:
-    """A decoder refuses clusters that select tokens. The proposed alternative decodes to the same result, and a
-    layer that is run again in the backward pass gets the same centres."""
-    spec = families.find("gpt2").read(CONFIGS["gpt2"])
-    with pytest.raises(ValueError, match="RoutingAttention lets a token see the future; .* does not$") as refused:
-        af.override(spec, {OP: RoutingAttention(num_heads=4, clusters=3, window=2, decay=0.5)})
-    proposed = eval(str(refused.value).split("; ")[1].removesuffix(" does not"), {"RoutingAttention": RoutingAttention})
-    spec, ids = af.override(spec, {OP: proposed}), torch.randint(5, 50, (2, 12))
-    model = af.build(spec).eval()
-    with torch.no_grad():
-        whole = model(input_ids=ids, use_cache=False).logits
-        for state in (model.new_state(2), model.new_state(2, capacity=12)):
-            for start, end in ((0, 5), (5, 6), (6, 7), (7, 12)):
-                close(model(input_ids=ids[:, start:end], past_key_values=state).logits, whole[:, start:end], 1e-5)
-    found = []
+def test_a_layer_that_is_run_again_in_the_backward_pass_gets_the_same_centres() -> None:
+    op = RoutingAttention(num_heads=4, clusters=3, window=2, decay=0.5, causal=True)
+    spec = af.override(families.find("gpt2").read(CONFIGS["gpt2"]), {OP: op})
+    ids, found = torch.randint(5, 50, (2, 12)), []
     for trained in (af.build(spec), recompute(af.build(spec))):
         for _ in range(2):
             torch.manual_seed(0)

@@ -27,7 +27,7 @@ from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
 from anyformer.transforms.recompute import recompute
-from small import close, compiled_equals_eager, context, filled, made
+from small import close, context, filled, made
 
 D, H, M, T = 12, 3, 4, 7
 INNER = MLP(width=20, activation="relu")
@@ -165,13 +165,6 @@ def test_gradients_recomputation_and_nothing_to_see(op: Any) -> None:
         close(found[1][name], grad)
 
 
-@pytest.mark.slow
-def test_compiled_and_half() -> None:
-    wholes, ids = [model(op, depth=2) for op in OPS.values()], text()
-    compiled_equals_eager(lambda ids: [whole(input_ids=ids).last_hidden_state for whole in wholes], ids)
-    assert all(m.to(torch.bfloat16)(input_ids=ids).last_hidden_state.isfinite().all() for m in wholes)
-
-
 @over_ops
 def test_counted_and_linear(op: Any, tmp_path: Any) -> None:
     whole = model(op, depth=4, head=TagHead(num_labels=3))
@@ -199,12 +192,6 @@ def test_drawn_and_looked_into(op: Any) -> None:
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
-
-
-@over_ops
-def test_packed_documents_are_refused(op: Any) -> None:
-    with pytest.raises(ValueError, match=r"^encoder\.layers\.0\.attention\.op.*: documents cannot be packed"):
-        model(op)(input_ids=text(), document_ids=torch.zeros(2, T, dtype=torch.long))
 
 
 @pytest.mark.parametrize("made, line", [

@@ -15,7 +15,7 @@ from anyformer.parts.attention.transformer_xl import RecurrentAttention
 from anyformer.parts.mask import Causal
 from anyformer.parts.position.relative import RelativeSinusoids
 from anyformer.parts.position.segments import SegmentedSinusoids
-from small import Weights, close, compiled_equals_eager, context, made
+from small import Weights, close, context, made, numbers
 from tiny import CONFIGS
 
 D, H, K = 12, 3, 4
@@ -29,10 +29,6 @@ PARTS = {
     "convolution": RecurrentAttention(num_heads=H, segment=3, kept=0, compressed=2, rate=3, position=PLACES),
 }
 over_parts = pytest.mark.parametrize("kind", PARTS)
-
-
-def numbers(*shape: int, seed: int = 1) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("segment, kept", [(5, 30), (32, 0)])
@@ -93,25 +89,6 @@ def test_formula(kind: str) -> None:
     shown = Weights()
     close(module(x, context(x.shape[1], taps=shown)), expected, 1e-5)
     close(shown[0].sum(-1), torch.ones(2, H, x.shape[1]))
-
-
-@over_parts
-def test_pads_and_documents(kind: str) -> None:
-    """N4 and N7: a padded or packed text gives the same result as a text in its own row."""
-    module, a, b = made(PARTS[kind], D), numbers(1, 5, D), numbers(1, 18, D, seed=2)
-    alone = module(b, context(18))
-    real = torch.tensor([[False] * 5 + [True] * 18])
-    for kernel in ("auto", "eager"):
-        close(module(torch.cat((a, b), 1), context(23, is_token=real, kernel=kernel))[:, 5:], alone, 1e-5)
-    close(module(torch.cat((b, a), 1), context(23, is_token=real.flip(1)))[:, :18], alone, 1e-5)
-    packed = context(23, documents=torch.tensor([[3] * 5 + [1] * 18]))
-    close(module(torch.cat((a, b), 1), packed), torch.cat((module(a, context(5)), alone), 1), 1e-5)
-
-
-@pytest.mark.slow
-def test_compiled() -> None:
-    module = made(PARTS["mean"], D)
-    compiled_equals_eager(lambda x: module(x, context(9)), numbers(2, 9, D))
 
 
 @over_parts

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.parts.convolution.tokens import BranchedConvolution, Convolved, Gate, LightweightConvolution
-from small import close, compiled_equals_eager, context, made
+from small import close, context, made
 
 D, H, T = 12, 3, 9
 
@@ -68,27 +68,6 @@ def test_evolved_is_three_convolutions(causal: bool) -> None:
 def test_gate() -> None:
     module, x = made(Gate(), D), torch.randn(2, T, D)
     close(module(x, context(T)), F.glu(torch.cat((module.up(x), module.gate(x)), -1)))
-
-
-@pytest.mark.parametrize("module", [
-    light(), light(causal=True), light(dynamic=True), light(dynamic=True, causal=True), light(kernel=4), evolved(),
-    evolved(causal=True),
-], ids=["light", "light-causal", "dynamic", "dynamic-causal", "even", "evolved", "evolved-causal"])  # fmt: skip
-def test_pads_and_other_documents_are_nothing(module: Any) -> None:
-    """N4 and N7: a padded or packed text gives the same result as in a row without pads or other texts."""
-    a, b = torch.randn(1, 4, D), torch.randn(1, 6, D)
-    first, second = module(a, context(4)), module(b, context(6))
-    packed = module(torch.cat((a, b), 1), context(10, documents=torch.tensor([[0] * 4 + [1] * 6])))
-    close(packed, torch.cat((first, second), 1))
-    noise, real = torch.randn(1, 3, D), torch.tensor([[False] * 3 + [True] * 4])
-    close(module(torch.cat((noise, a), 1), context(7, is_token=real))[:, 3:], first)
-    close(module(torch.cat((a, noise), 1), context(7, is_token=real.flip(1)))[:, :4], first)
-
-
-@pytest.mark.slow
-def test_compiled() -> None:
-    for module in (light(dynamic=True), evolved(causal=True)):
-        compiled_equals_eager(lambda x, module=module: module(x, context(T)), torch.randn(2, T, D))
 
 
 def test_what_is_seen_and_what_does_not_fit() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import anyformer as af
-from anyformer.models import DecoderModel, EncoderModel
+from anyformer.models import EncoderModel
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.attention.deberta import DebertaAttention
 from anyformer.parts.attention.scores import TalkingHeads
@@ -151,18 +151,6 @@ def test_layers_that_disagree_are_refused() -> None:
     af.build(af.override(wide, {f"{every}.position.width": D}))
     with pytest.raises(ValueError, match="Disentangled.bias is .*'qk'"):
         Disentangled(num_heads=H, bias="v")
-
-
-@pytest.mark.parametrize("more", [{}, {"buckets": 4}, {"by_query": False}], ids=str)
-@pytest.mark.parametrize("capacity", [None, 12])
-@torch.no_grad()
-def test_a_decoder_goes_on(more: dict[str, Any], capacity: int | None) -> None:
-    position = Disentangled(num_heads=H, reach=6, **more)
-    spec = DecoderModel(width=D, embedding=TEXT, decoder=stack(position, mask=Causal()), init=INIT)
-    model = af.build(spec).eval()
-    whole, state = model(input_ids=IDS).last_hidden_state, model.new_state(2, capacity)
-    pieces = [model(input_ids=piece, past_key_values=state).last_hidden_state for piece in IDS.split((5, 3, 1), dim=1)]
-    close(torch.cat(pieces, dim=1), whole, 1e-5)
 
 
 def test_without_terms_vectors_are_kept_and_nothing_reads_them() -> None:

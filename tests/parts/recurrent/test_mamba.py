@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import Tensor
 
 import anyformer as af
+import small
 from anyformer import families
 from anyformer.specs.addresses import value_at
+
+close = functools.partial(small.close, tolerance=1e-5)
 
 IDS = torch.randint(0, 50, (2, 12), generator=torch.Generator().manual_seed(0))
 
@@ -51,10 +56,6 @@ def model(request):
 @torch.no_grad()
 def logits(model, ids: Tensor, **inputs) -> Tensor:
     return model(input_ids=ids, **inputs).logits
-
-
-def close(a: Tensor, b: Tensor) -> None:
-    assert a.shape == b.shape and (a - b).abs().max() < 1e-5
 
 
 MASKS = {"left": "000011111111", "right": "111111110000", "between": "110010111011", "both": "001111111100"}

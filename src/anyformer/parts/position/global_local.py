@@ -35,12 +35,12 @@ class GlobalLocalVectors(
 class GlobalLocalVectorsModule(AttentionPositionModule, of=GlobalLocalVectors):
     def __init__(self, part: GlobalLocalVectors, site: Site) -> None:
         super().__init__()
-        self.part, R = part, 2 * part.reach + 3  # the last two: different segment, same segment
+        self.part, self.key = part, f"global-local labels {part!r}"
+        R = 2 * part.reach + 3  # the last two: different segment, same segment
         self.of_global, self.of_long = nn.Embedding(R, site.width), nn.Embedding(R, site.width)
 
     def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
-        key = f"global-local labels {self.part!r}"
-        is_global, labels = ctx.once_for(places, key, lambda: self.labels(places, ctx))
+        is_global, labels = ctx.once_for(places, self.key, lambda: self.labels(places, ctx))
         # q . (k + a) = q . k + q . a: compute q . a for all R vectors, then select one per key
         of_global, of_long = (torch.matmul(q, table.weight.T) * scale for table in (self.of_global, self.of_long))
         scores = torch.where(is_global[:, None, :, None], of_global, of_long)  # (B, H, T, R)
