@@ -29,7 +29,7 @@ def chosen_layers(given: Any, c: Config) -> tuple[int, ...]:
         for name in field or ():
             if isinstance(name, bool) or name not in known:
                 valid = f"stem, stage1 to stage{depth} in out_features, 0 to {depth} in out_indices"
-                raise ValueError(f"there is no layer {quote(name)}; valid: {valid}")
+                raise ValueError(f"layer {quote(name)} does not exist; valid: {valid}")
         found += [] if field is None else [tuple(known[name] for name in field)]
     if len({*found}) > 1:
         raise ValueError(f"out_features {c.out_features} and out_indices {c.out_indices} are different layers")

@@ -42,7 +42,7 @@ class ChosenLayersModule(PartModule, of=ChosenLayers):
     def __init__(self, part: ChosenLayers, site: Site) -> None:
         super().__init__()
         if part.layers[-1] > site.depth:
-            raise ValueError(f"{site.address}.layers: there is no layer {part.layers[-1]}; the last is {site.depth}")
+            raise ValueError(f"{site.address}.layers: layer {part.layers[-1]} does not exist; the last is {site.depth}")
         self.layers = part.layers
         self.norm = part.norm.build(site.child("norm")) if part.norm else nn.Identity()
 

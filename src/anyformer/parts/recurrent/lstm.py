@@ -41,7 +41,7 @@ class GRU(Recurrent, sees="past", called=("gated recurrent unit",)):
     al. 2014]. It has one state instead of the LSTM's two, and three products instead of four."""
 
 
-# Documents of very different lengths would need rows that are nearly all padding. Above this factor they are read
+# Documents of very different lengths would make these rows nearly all padding. Above this factor they are read
 # token by token.
 MOST_PADDING = 8
 State = tuple[Tensor, ...]  # (B, W) each; the first is the hidden state
@@ -99,7 +99,7 @@ class RecurrentModule(PartModule):
         return y, tuple(each[0] for each in last)
 
     def by_document(self, x: Tensor, before: State, rows: PackedRows) -> Tensor:
-        """Give each document a row of its own, so that torch's kernel can read all of them side by side."""
+        """Put each document into a separate row, so that torch's kernel can read all of them side by side."""
         assert rows.keep is not None
         first = rows.keep == 0
         first[:, 0] = True
