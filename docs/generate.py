@@ -11,7 +11,6 @@ import io
 import os
 import posixpath
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -141,7 +140,7 @@ def family_page(family: Any, sizes: list[dict[str, Any]], drawn: bool) -> str:
     from anyformer.families.base.fields import Fixed
 
     spec: Any = family.read_size(sizes[0]["name"]) if sizes else family.read({})
-    modules = [sys.modules[f"anyformer.families.{name}"] for name in families._files()]
+    modules = [importlib.import_module(f"anyformer.families.{name}") for name in families._files()]
     module = next(each for each in modules if family in families._in_file(each.__name__.rpartition(".")[2]))
     home = " ".join((module.__doc__ or "").split())
     lines = [f"# {family.name}", f"{plain(home)}\n\nFor: {family.about}. In `{module.__name__}`."]

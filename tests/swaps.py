@@ -116,6 +116,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 NECKS: dict[str, dict[str, Any]] = {
     "LayerMix": {}, "TextOnly": {}, "OutputProjection": {"width": 12},
+    "ChosenLayers": {"layers": (0, 1)},
     "UnusedNeck": {"part": {"kind": "MLP", "width": 8}},
     "SpeechNeck": {"norm": {"kind": "LayerNorm"}, "adapter": {"kind": "ConvolutionAdapter", "width": 16, "depth": 1}},
 }  # fmt: skip

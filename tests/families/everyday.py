@@ -73,6 +73,7 @@ STANDS_FOR: dict[str, str] = {
     "FunnelForPreTraining": "funnel, detector head",
     "PerceiverForMaskedLM": "Perceiver",
     "DeiTForImageClassificationWithTeacher": "distillation token",
+    "Dinov2WithRegistersBackbone": "feature maps of chosen layers",
     "Dinov2WithRegistersForImageClassification": "registers, LayerScale, class token and patches",
     "SwinModel": "windows with a grid bias",
     "Swinv2ForMaskedImageModeling": "continuous grid bias, post-norm on the branch, pixel head",

@@ -15,6 +15,7 @@ from anyformer.objectives import denoise as d
 from anyformer.objectives.mass import MASS
 from anyformer.objectives.translate import Translate
 from anyformer.objectives.vocabulary_info import VocabularyInfo
+from anyformer.specs.field_types import Fraction
 from small import close
 from tiny import model_of
 
@@ -91,7 +92,7 @@ def test_tiny_texts(noise: d.Noise, ids: np.ndarray) -> None:
 
 def test_noises_are_composed_in_order_and_the_text_is_the_target() -> None:
     class Reverse(d.Noise):
-        rate: float = 1.0
+        rate: Fraction = 1.0
 
         def damage(self, ids: np.ndarray, random: np.random.Generator, known: VocabularyInfo) -> np.ndarray:
             return ids[::-1]

@@ -26,7 +26,6 @@ OTHERS = {
     "gpt_neo": ("GPT2Tokenizer", ""),
     "mt5": ("MT5Tokenizer", ""),
     "umt5": ("T5Tokenizer", "always"),
-    "qwen3": ("Qwen2Tokenizer", ""),
 }
 
 END = "<|endoftext|>"
