@@ -1,4 +1,4 @@
-"""Qwen3 [Yang et al. 2025]: a Qwen2 without biases, with a norm of queries and keys and a head width of its own."""
+"""Qwen3 [Yang et al. 2025]: a Qwen2 without biases, with norms of queries and keys and a separate head width."""
 
 from __future__ import annotations
 

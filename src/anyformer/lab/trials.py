@@ -101,8 +101,8 @@ class Place:
     device: str
 
     def train(self, run: Run, *callbacks: Callback, name: str = "run") -> Trainer:
-        """Train a run. A restarted trial resumes it. With callbacks it starts again from the beginning: what they have
-        measured is lost with the process."""
+        """Train a run. A restarted trial resumes it. With callbacks it starts from step 0, because their
+        measurements are not saved."""
         folder = self.folder / name
         if callbacks and folder.is_dir():
             shutil.rmtree(folder)
