@@ -59,11 +59,9 @@ def line_of_3_gigabytes(folder: Path) -> None:
 
 def train(setting: str, folder: Path) -> None:
     (folder / "films.csv").write_text("text,mood\n" + "fine,good\nawful,bad\n" * 20)
-    small = ["--set", "model.encoder.depth=1", "--set", "steps=1", "--out", str(folder / "run")]
-    assert cli.main(["train", "--csv", str(folder / "films.csv"), "--label", "mood", *small, "--set", setting]) in (
-        0,
-        2,
-    )
+    own = ["--csv", str(folder / "films.csv"), "--label", "mood", "--out", str(folder / "run")]
+    small = ["--set", "model.encoder.depth=1", "--set", "steps=1", "--set", setting]
+    assert cli.main(["train", *own, *small]) in (0, 2)
 
 
 ATTACKS: list[Any] = [
