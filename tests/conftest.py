@@ -1,10 +1,15 @@
 """Fixtures for all tests. Imports torch and pytest only, so that a bare GPU machine can run them too."""
 
+import abc
+import contextlib
 import functools
 import gc
+import inspect
 import json
 import os
+import sys
 import tempfile
+import typing
 import zlib
 from collections import Counter
 from collections.abc import Generator
@@ -23,6 +28,21 @@ if not torch.cuda.is_available():  # torch's own formats three stack traces, for
     torch.manual_seed = lambda seed: torch.default_generator.manual_seed(int(seed))
 # no doctests: Parts that may be declared only once, and files for type checkers, one of them full of mistakes
 collect_ignore = ["faults.py", "typing"]
+
+
+def is_instance(protocol: Any, value: Any) -> bool:
+    """`isinstance(value, protocol)` as in Python 3.12: it does not find the children and tensors of torch modules."""
+    if not protocol.__dict__.get("_is_runtime_protocol") or abc.ABCMeta.__instancecheck__(protocol, value):
+        return abc.ABCMeta.__instancecheck__(protocol, value)
+    with contextlib.suppress(AttributeError):
+        for name in typing._get_protocol_attrs(protocol):  # type: ignore[attr-defined]
+            inspect.getattr_static(value, name)
+        return True
+    return False
+
+
+if sys.version_info < (3, 12):  # all tests run with the stricter rule
+    type(typing.Protocol).__instancecheck__ = is_instance  # type: ignore[method-assign, assignment]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -28,7 +28,7 @@ from anyformer.kernels.capture import capture, graph_capture
 from anyformer.kernels.packed import version_of
 from anyformer.kernels.triton_launch import compile_ahead, launch_errors, start_compiler
 from anyformer.models import Call, TransformerModule, position_limit
-from anyformer.parts.base import HasTokens
+from anyformer.parts.base import child
 from anyformer.parts.embedding.text import TokensModule, check_ids
 from anyformer.parts.position.absolute import Sinusoidal
 from anyformer.runtime.state import State
@@ -118,7 +118,7 @@ def read_prompt(
         return None
     start_compiler()
     captured = captures(model).get(capture_key(model, rows, capacity, bool(compiled)))
-    tokens = model.embedding.tokens if isinstance(model.embedding, HasTokens) else None
+    tokens = child(model.embedding, "tokens")
     if captured is None or not captured.reads_prompts(bucket) or not isinstance(tokens, TokensModule):
         return None
     check_ids(ids, tokens.num_embeddings)  # a graph cannot check values

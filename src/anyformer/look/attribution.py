@@ -10,14 +10,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from anyformer.look.roles import StackStep, body, last_stretch, num_heads, steps, stream_end
 from anyformer.look.trace import Trace, main_tensor
-from anyformer.parts.base import HasOutputLayer, HasPooling
+from anyformer.parts.base import child
 from anyformer.parts.fused_linear import effective_weight
 from anyformer.parts.head.base import TransformModule
 from anyformer.parts.head.double import DoubleHeadModule
@@ -124,27 +124,11 @@ def token_scores(run: Trace) -> Tensor:
     return scores
 
 
-@runtime_checkable
-class HasTransform(Protocol):
-    """The module of a head with a layer before its output layer."""
-
-    @property
-    def transform(self) -> Any: ...
-
-
-@runtime_checkable
-class HasOutputProjection(Protocol):
-    """A mixer whose last layer is `o`."""
-
-    @property
-    def o(self) -> Any: ...
-
-
 def output_layer(head: Any) -> nn.Linear | None:
     """Return the linear layer that computes one score per row of its weight, or None if the head has no such layer."""
     head = token_head(head)
-    out = head.out if isinstance(head, HasOutputLayer) else None
-    return out if isinstance(out, nn.Linear) and not isinstance(head, HasPooling) else None
+    out = child(head, "out")
+    return out if isinstance(out, nn.Linear) and child(head, "pool") is None else None
 
 
 def token_head(head: Any) -> Any:
@@ -180,7 +164,7 @@ class StreamShares:
         if isinstance(whole, StagesModule):
             self.norm(whole.norm)
         head = token_head(head)
-        if isinstance(head, HasTransform) and isinstance(transform := head.transform, TransformModule):
+        if isinstance(transform := child(head, "transform"), TransformModule):
             self.affine(transform.dense)
             self.gate(transform.activation)
             self.norm(transform.norm)
@@ -235,7 +219,7 @@ class StreamShares:
     def heads(self, sublayer: SublayerModule, time: int) -> Tensor | None:
         op: Any = sublayer.op
         number, address = num_heads(op), f"{sublayer.address}.op.mixed"
-        if number is None or not isinstance(op, HasOutputProjection) or address not in self.run.kept:
+        if number is None or child(op, "o") is None or address not in self.run.kept:
             return None
         mixed = self.run.kept[address][time]
         if mixed.dim() != 3 or mixed.shape[1] <= int(self.positions.max()) or mixed.shape[0] <= self.row:

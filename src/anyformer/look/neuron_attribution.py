@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from anyformer.look.attribution import CHUNK, StreamShares, Summand, apply_norm, resolve_targets
 from anyformer.look.roles import StackStep, body, calls, num_heads, steps, stream_end
 from anyformer.look.trace import Trace
+from anyformer.parts.base import child
 from anyformer.parts.fused_linear import effective_weight
 from anyformer.stacks.sublayer import SublayerModule
 
@@ -92,17 +93,9 @@ def step_name(step: StackStep) -> str:
     return step.sublayer.address + (f", run {step.time + 1}" if step.time else "")
 
 
-@runtime_checkable
-class HasDown(Protocol):
-    """The module of an op whose last layer is `down`."""
-
-    @property
-    def down(self) -> Any: ...
-
-
 def down_projection(sublayer: SublayerModule) -> Any:
     """Return the last linear layer of a feed-forward layer if its columns are the units, otherwise None."""
-    down = sublayer.op.down if isinstance(sublayer.op, HasDown) else None
+    down = child(sublayer.op, "down")
     return down if isinstance(down, nn.Linear) and num_heads(sublayer.op) is None else None
 
 

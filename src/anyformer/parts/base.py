@@ -123,7 +123,7 @@ def vocabulary_size(part: object) -> int | None:
 
 @runtime_checkable
 class HasTokens(Protocol):
-    """An embedding with a token table, or its module."""
+    """An embedding with a token table."""
 
     @property
     def tokens(self) -> Any: ...
@@ -177,20 +177,17 @@ class HasPart(Protocol):
     def part(self) -> Any: ...
 
 
-@runtime_checkable
-class HasOutputLayer(Protocol):
-    """The module of a head whose last layer is `out`."""
+def child(module: object, name: str) -> nn.Module | None:
+    """Return the module inside `module` with this name, or None.
 
-    @property
-    def out(self) -> Any: ...
+    >>> child(nn.ModuleDict({"out": nn.Linear(2, 3)}), "out")
+    Linear(in_features=2, out_features=3, bias=True)
 
-
-@runtime_checkable
-class HasPooling(Protocol):
-    """The module of a head that pools the tokens of a row."""
-
-    @property
-    def pool(self) -> Any: ...
+    Protocols are only for methods and plain attributes: from Python 3.12 on, `isinstance` with a protocol does not find
+    what torch keeps in a module's tables (its children, parameters and buffers).
+    """
+    found = getattr(module, name, None)
+    return found if isinstance(found, nn.Module) else None
 
 
 class InputPosition(PartModule):

@@ -30,7 +30,7 @@ from anyformer.kernels import hardware
 from anyformer.models import Model, Tower, TransformerModule
 from anyformer.models.construct import build, skeleton
 from anyformer.objectives.objective import Objective
-from anyformer.parts.base import HasOutputLayer, HasVocabulary
+from anyformer.parts.base import HasVocabulary, child
 from anyformer.parts.diffusion import NoisyEmbedding
 from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.parts.head.classify import ClassifyHead
@@ -441,7 +441,7 @@ def load_pretrained(part: Pretrained, seed: int, labels: tuple[str, ...] = (), p
 def name_labels(model: TransformerModule, labels: tuple[str, ...]) -> None:
     """Give the model the objective's labels. If it has the same labels in a different order, the rows of its head
     are reordered, so that each label keeps its learned weights."""
-    known, out = model.spec.labels, model.head.out if isinstance(model.head, HasOutputLayer) else None
+    known, out = model.spec.labels, child(model.head, "out")
     embedding = model.spec.embedding
     conditions = embedding.condition.num_labels if isinstance(embedding, NoisyEmbedding) else None
     if not known and conditions == len(labels):  # a model conditioned on labels
