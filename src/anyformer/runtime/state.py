@@ -220,14 +220,16 @@ class HasState(Protocol):
     def state_spec(self) -> StateSpec | None: ...
 
 
-_may_have_state: dict[type, bool] = {}  # a check of a protocol takes long
+class MayHaveState(dict[type, bool]):
+    """Class of a module -> whether it may have a decoding state. Every forward pass asks for all modules, and a check
+    of a protocol takes long."""
+
+    def __missing__(self, kind: type) -> bool:
+        self[kind] = issubclass(kind, HasState)
+        return self[kind]
 
 
-def may_have_state(kind: type) -> bool:
-    """Whether modules of this class declare a decoding state."""
-    if kind not in _may_have_state:
-        _may_have_state[kind] = issubclass(kind, HasState)
-    return _may_have_state[kind]
+may_have_state = MayHaveState()
 
 
 def declarations(model: nn.Module, modules: Iterable[tuple[str, Any]] | None = None) -> Iterator[tuple[str, StateSpec]]:
@@ -235,7 +237,7 @@ def declarations(model: nn.Module, modules: Iterable[tuple[str, Any]] | None = N
     and towers run once and are skipped."""
     written = getattr(getattr(model, "spec", None), "left_to_right", ())
     for address, module in stateful_modules(model) if modules is None else modules:
-        if may_have_state(type(module)) and (not written or address.split(".")[0] in (*written, "head")):
+        if may_have_state[type(module)] and (not written or address.split(".")[0] in (*written, "head")):
             declared = module.state_spec()
             if declared is not None:
                 yield address, declared
@@ -243,8 +245,8 @@ def declarations(model: nn.Module, modules: Iterable[tuple[str, Any]] | None = N
 
 def stateful_modules(module: nn.Module, address: str = "") -> list[tuple[str, Any]]:
     """Return (address, module) of all modules that may have a state; faster than `named_modules`."""
-    found: list[tuple[str, Any]] = [(address, module)] if may_have_state(type(module)) else []
+    found: list[tuple[str, Any]] = [(address, module)] if may_have_state[type(module)] else []
     for name, child in module._modules.items():
-        if child is not None and (child._modules or may_have_state(type(child))):
+        if child is not None and (child._modules or may_have_state[type(child)]):
             found += stateful_modules(child, f"{address}.{name}" if address else name)
     return found
