@@ -342,7 +342,8 @@ def test_flex_refuses_dropout() -> None:
 
 @pytest.mark.parametrize(("change", "tokens", "faster"), [
     ({}, 16384, True), ({}, 4096, False), ({"mask": Causal()}, 16384, False), ({"mask": FULL}, 16384, False),
-    ({"mask": Causal(), "changes": capped(30.0)}, 16384, True), ({"dtype": torch.float32}, 16384, False),
+    ({"mask": Causal(), "changes": capped(30.0)}, 8192, True), ({"changes": capped(30.0)}, 4096, False),
+    ({"changes": capped(30.0), "learns": False}, 8192, False), ({"dtype": torch.float32}, 16384, False),
     ({"learns": False}, 16384, False), ({"learns": False}, 65536, True), ({"dropout": 0.1}, 16384, False),
     ({"width": 80}, 16384, False), ({"documents": True, "mask": Causal()}, 16384, True),
     ({"mix_heads": lambda x, weights: x}, 16384, False), ({"device": "cpu"}, 16384, False),

@@ -127,7 +127,9 @@ class Plan(NamedTuple):
     def chosen_kernel(self) -> str:
         """Return the kernel that runs this plan for few tokens: `kernel`, or the eager one if that cannot run it."""
         kernel = "sdpa" if self.kernel == "auto" else self.kernel
-        return kernel if self.flexible and (kernel == "flex" or not self.changes) else "eager"
+        if self.changes:
+            return "flex" if kernel == "flex" and self.flexible else "eager"
+        return kernel if self.fusible else "eager"
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, visible: Visible, plan: Plan) -> Tensor:
@@ -161,9 +163,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Visible, plan: Plan) -> Ten
 
 
 # Above how many scores (rows x heads x queries x keys) FlexAttention is faster than the kernel that `auto` uses
-# otherwise: measured on an H200 with benchmarks/masks_gpu.py. Below, the launches take longer than the work, and the
-# first call, which compiles for some seconds, is never paid back.
-FLEX_SCORES = {"training": 2**30, "inference": 2**32}
+# otherwise, which is the eager one if scores change (soft caps): measured on an H200 with benchmarks/masks_gpu.py.
+# Below, the launches take longer than the work, and the first call, which compiles for some seconds, is never paid back.
+FLEX_SCORES = {"training": 2**30, "training, changed scores": 2**27, "inference": 2**32}
 FLEX_WIDTHS = (16, 32, 64, 128, 256)  # of a head
 
 
@@ -175,7 +177,8 @@ def flex_is_faster(q: Tensor, k: Tensor, v: Tensor, visible: Visible, plan: Plan
     if not q.is_cuda or q.element_size() != 2 or torch.compiler.is_compiling():  # compiled code cannot make block masks
         return False
     needs_mask = not (visible.everything or visible.causal or visible.trailing) or bool(plan.changes)
-    least = FLEX_SCORES["training" if torch.is_grad_enabled() and q.requires_grad else "inference"]
+    work = "training" if torch.is_grad_enabled() and q.requires_grad else "inference"
+    least = FLEX_SCORES.get(f"{work}, changed scores" if plan.changes else work, FLEX_SCORES[work])
     if not needs_mask or q.shape[:3].numel() * k.shape[2] < least:
         return False
     widths_fit = q.shape[-1] in FLEX_WIDTHS and v.shape[-1] in FLEX_WIDTHS

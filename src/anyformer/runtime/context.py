@@ -181,7 +181,9 @@ class Context:
 
     def weights(self, address: str) -> Listener | None:
         """Return the listener for the attention weights of the mixer at `address`; None if they are not traced."""
-        return functools.partial(self.tap, address, "weights") if self.wants(address, "weights") else None
+        if self.taps is None or not self.taps.wants(f"{address}.weights"):
+            return None
+        return functools.partial(self.tap, address, "weights")
 
     def watch(self, address: str, name: str = "weights") -> Watched | None:
         """Like `weights`, for a kernel that keeps its own result unless the listener changes a value."""

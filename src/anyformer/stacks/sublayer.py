@@ -119,7 +119,7 @@ class SublayerModule(PartModule, of=Sublayer):
     def forward(self, x: Tensor, ctx: Context, shortcut: Tensor | None = None) -> Tensor:
         """Add the branch computed from x to `shortcut` (default: x)."""
         shortcut = x if shortcut is None else shortcut
-        if self.is_skipped(ctx):
+        if self.reads_memory and self.is_skipped(ctx):
             return shortcut
         branch = self.branch(x, ctx)
         x = apply(self.residual, ctx, shortcut if self.skip is None else self.skip(shortcut, ctx), branch)
@@ -133,8 +133,7 @@ class SublayerModule(PartModule, of=Sublayer):
         """Return the tensor that this step adds to the stream."""
         if self.fp32_stream:
             x = x.to(next(self.op.parameters()).dtype)
-        norm = self.pre_norm
-        if ctx.key_states is not None and norm is not None:  # keys get the same pre-norm as queries
+        if ctx.key_states is not None and (norm := self.pre_norm) is not None:  # keys get the same pre-norm as queries
             ctx = ctx.replace(key_states=apply(norm, ctx, ctx.key_states))
         y = self.op(self.apply_pre_norm(x, ctx), ctx)
         if self.training and self.dropout:
@@ -148,7 +147,8 @@ class SublayerModule(PartModule, of=Sublayer):
 
     def apply_pre_norm(self, x: Tensor, ctx: Context) -> Tensor:
         """Return the op's input."""
-        return x if self.pre_norm is None else apply(self.pre_norm, ctx, x)
+        norm = self.pre_norm
+        return x if norm is None else apply(norm, ctx, x)
 
 
 def apply(module: nn.Module, ctx: Context, *values: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -230,19 +231,27 @@ class AttentionModule(InHeads, of=Attention):
         value_bias = None
         if self.position is not None and places is not None and self.position.has_values:
             value_bias = functools.partial(self.position.values, places=places, ctx=ctx)
-        plan = self.plan(ctx)._replace(bias=bias, value_bias=value_bias, on_weights=ctx.weights(self.address))
-        out = attend(q, k, v, visible, plan)
+        out = attend(q, k, v, visible, self.plan(ctx, bias, value_bias, ctx.weights(self.address)))
         return self.finish(out, v, ctx).transpose(1, 2).flatten(2)
 
-    def plan(self, ctx: Context) -> Plan:
-        """Return how scores become weights, without biases."""
+    def plan(
+        self,
+        ctx: Context,
+        bias: Tensor | None = None,
+        value_bias: Callable[[Tensor], Tensor] | None = None,
+        on_weights: Callable[[Tensor], Tensor] | None = None,
+    ) -> Plan:
+        """Return how scores become weights; see Plan."""
         return Plan(
-            scale=self.scale,
-            changes=self.score_changes,
-            mix_heads=self.mix_heads,
-            normalize=self.normalizer,
-            dropout=self.part.dropout if self.training else 0.0,
-            kernel=ctx.kernel,
+            self.scale,
+            bias,
+            self.score_changes,
+            self.mix_heads,
+            self.normalizer,
+            self.part.dropout if self.training else 0.0,
+            value_bias,
+            on_weights,
+            ctx.kernel,
         )
 
     def finish(self, out: Tensor, v: Tensor, ctx: Context) -> Tensor:
