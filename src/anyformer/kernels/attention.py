@@ -164,7 +164,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Visible, plan: Plan) -> Ten
 
 # Above how many scores (rows x heads x queries x keys) FlexAttention is faster than the kernel that `auto` uses
 # otherwise, which is the eager one if scores change (soft caps): measured on an H200 with benchmarks/masks_gpu.py.
-# Below, the launches take longer than the work, and the first call, which compiles for some seconds, is never paid back.
+# Below, the launches take longer than the work, and the first call, which compiles for some seconds, is never repaid.
 FLEX_SCORES = {"training": 2**30, "training, changed scores": 2**27, "inference": 2**32}
 FLEX_WIDTHS = (16, 32, 64, 128, 256)  # of a head
 
