@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def at_length(counted: Any, length: int, options: argparse.Namespace, dtype: str) -> dict[str, Any]:
-    """Return FLOPs and memory for inputs of this length, as they are written to JSON."""
+    """Return FLOPs and memory for inputs of this length, in the form of the JSON output."""
     import torch
 
     batch, causal, source = options.batch, options.causal, options.source_length

@@ -186,7 +186,7 @@ def evaluate_model(options: argparse.Namespace) -> tuple[dict[str, Any], dict[st
 
 
 def metric_names(given: str | None, run: Run) -> list[str]:
-    """Return the metrics to compute: those of --metrics, or all metrics of the task and of the run."""
+    """Return the metrics to compute: the ones in --metrics, or all metrics of the task and of the run."""
     from anyformer.objectives.metrics import available_metrics
 
     if given is not None:

@@ -27,7 +27,7 @@ NAMES = Path(__file__).parents[1] / "known_names.pyi"
 
 
 def read_rows() -> list[dict[str, Any]]:
-    """Read the rows of all named descriptions: from zoo.json, and those of other packages."""
+    """Read the rows of all named descriptions: from zoo.json and from other packages."""
     rows: list[dict[str, Any]] = json.loads(ZOO.read_text(encoding="utf-8"))
     if extensions("families"):
         known = {row["family"] for row in rows}
@@ -36,7 +36,7 @@ def read_rows() -> list[dict[str, Any]]:
 
 
 def count_rows(known: Collection[str] = ()) -> list[dict[str, Any]]:
-    """Compute the rows of all named descriptions, except those of the families in `known`."""
+    """Compute the rows of all named descriptions, without the families in `known`."""
     from anyformer import families
     from anyformer.counting import count
 

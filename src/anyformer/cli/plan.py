@@ -220,7 +220,7 @@ def layouts(job: TrainingJob, devices: int, requested: DeviceLayout | None) -> t
 
 
 def row(job: TrainingJob, need: Need, device: Accelerator, utilisation: float) -> dict[str, Any]:
-    """Return one layout as it is written to JSON."""
+    """Return one layout in the form of the JSON output."""
     return {
         "layout": str(need.way),
         **dataclasses.asdict(need),

@@ -122,7 +122,7 @@ def with_lora(run: Run, rank: int, changes: Sequence[str]) -> Run:
 
 
 def with_balance(run: Run, weights: str | None, oversample: bool) -> Run:
-    """Return a run in which rare classes count more (`weights`), or are repeated."""
+    """Return a run that gives rare classes more weight (`weights`) or repeats them."""
     from anyformer.data import Oversample
     from anyformer.objectives.classify import Classify
     from anyformer.objectives.images import ClassifyImage

@@ -9,7 +9,7 @@ from anyformer.data.source import Example, Row, Source, reach
 from anyformer.specs.messages import nearest, quote
 
 Format = Literal["columns", "alpaca", "sharegpt", "openai"]
-ROLES = {  # ShareGPT's names -> those of chat templates
+ROLES = {  # ShareGPT's names -> the names in chat templates
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "model": "assistant",
     "chatgpt": "assistant", "bing": "assistant", "bard": "assistant", "system": "system", "tool": "tool",
     "observation": "tool", "function_call": "assistant",

@@ -187,7 +187,7 @@ def _lines_of_cells(file: Path, stream: IO[bytes], encoding: str) -> Iterator[st
 
 
 class TSV(CSV):
-    """Read tab-separated values in which quotation marks are text, as in GLUE's files."""
+    """Read tab-separated values. Quotation marks are text, as in GLUE's files."""
 
     delimiter: str = "\t"
     quote: str | None = None

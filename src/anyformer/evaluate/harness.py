@@ -218,7 +218,7 @@ class AnyformerLM(TemplateLM):
 
 
 def longest(spec: Model) -> int | None:
-    """Return the length limit of a model; if it has none, the length in its config (T5: of its training texts)."""
+    """Return the length limit of a model; without a limit, the length in its config (T5: of its training texts)."""
     limit = position_limit(spec)
     fields = families.find(spec.family).all_fields if limit is None and spec.family else {}
     named = ("n_positions", "max_position_embeddings", "n_ctx")

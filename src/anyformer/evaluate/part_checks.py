@@ -142,7 +142,7 @@ def small_model(**changes: Any) -> DecoderModel:
 
 
 def as_encoder(spec: DecoderModel) -> EncoderModel:
-    """Return the description as an encoder, in which a token may attend to all others."""
+    """Return the description as an encoder, where a token may attend to all others."""
     return EncoderModel(**{("encoder" if name == "decoder" else name): value for name, value in spec.items()})
 
 

@@ -41,7 +41,7 @@ def name_label(task: Objective, value: Any) -> Any:
 
 
 def mistakes_title(wrong: Sequence[dict[str, Any]]) -> str:
-    """Return the heading of `worst_mistakes`, which says how they are ordered."""
+    """Return the heading of `worst_mistakes`, with their order."""
     if wrong and isinstance(wrong[0]["wanted"], float):
         return "the largest errors"
     return f"{len(wrong):,} mistakes" + (", the worst first" if wrong and "score" in wrong[0] else "")

@@ -44,7 +44,7 @@ def add_to_report(
 
 
 def insert(page: str, content: str) -> str:
-    """Return the page with an evaluation: in the place of an earlier one, or at the end."""
+    """Return the page with an evaluation: it replaces an earlier one, or is added at the end."""
     before, found, rest = page.partition(BEGIN)
     if not found:
         before, _, rest = page.rpartition("</body>")

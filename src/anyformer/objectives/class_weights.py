@@ -1,4 +1,4 @@
-"""Weights of classes in a loss, for data in which some classes are rare."""
+"""Weights of classes in a loss, for data with rare classes."""
 
 from __future__ import annotations
 

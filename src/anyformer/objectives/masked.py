@@ -24,7 +24,7 @@ from anyformer.specs.field_types import Chance, Count, NonNegative, Range
 class Masked(VocabularyObjective, called=("MLM", "masked language modelling", "masked language modeling", "cloze")):
     """`rate` of the tokens are chosen: 80 % of them become the mask token, 10 % a random token, and 10 % do not change.
 
-    Texts are packed into rows and masked anew each time [Liu et al. 2019]. If `length` is set, texts are split into
+    Texts are packed into rows and get new masks each time [Liu et al. 2019]. If `length` is set, texts are split into
     pieces of `length` tokens instead. Then `copies` fixes that many maskings per piece (BERT used 10 in its static
     masking), and `whole_words` masks all tokens of a word or none.
     """

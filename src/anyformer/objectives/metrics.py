@@ -308,7 +308,7 @@ TRANSCRIPTS = Metrics(
 
 
 def available_metrics(metrics: Metrics) -> list[str]:
-    """Return the default metrics, and those of the others whose library is installed."""
+    """Return the default metrics, and the others whose library is installed."""
     found = list(metrics.usual)
     for name in metrics.more:
         with contextlib.suppress(ValueError):  # the library is missing

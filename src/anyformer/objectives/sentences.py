@@ -28,7 +28,7 @@ class MaskedAndNext(Masked, called=("NSP", "next sentence prediction")):
     """Predict masked tokens of "[CLS] A [SEP] B [SEP]", and whether B follows A (with probability `next_rate`) or is
     from another document. An example is a document with one sentence per line; a single line is split into sentences.
 
-    Documents are split into runs of sentences of about `length` tokens; each time a run is seen, it is divided anew.
+    Documents are split into runs of sentences of about `length` tokens; each time, a run is divided at another place.
     A fraction `short` of them is cut to a random length, so that the model also sees short inputs.
     """
 

@@ -28,7 +28,7 @@ class PartModule(nn.Module):
 
 @runtime_checkable
 class ReadsInputs(Protocol):
-    """A Part that may read inputs beyond those of the embedding."""
+    """A Part that may read inputs that the embedding does not read."""
 
     @property
     def extra_inputs(self) -> tuple[type[InputExtra], ...]: ...

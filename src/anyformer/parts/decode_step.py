@@ -45,7 +45,7 @@ class DecodeStep:
         raise NotImplementedError
 
     def obstacle(self, rows: int) -> str | None:
-        """Return the reason why the kernels cannot run this op for so many rows, or None."""
+        """Return the reason why the kernels cannot run this op for `rows` rows, or None."""
         linears = [getattr(self.op, name) for name in self.layers]
         if not all(is_readable(layer, rows) for layer in linears) or len({layer.weight.dtype for layer in linears}) > 1:
             return self.unusual_layer()

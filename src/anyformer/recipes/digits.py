@@ -1,4 +1,4 @@
-"""Transcribe strings of 3 to 8 spoken digits: a small Conformer on spectrograms, with CTC or a decoder."""
+"""Transcribe strings of 3 to 8 digits, read aloud: a small Conformer on spectrograms, with CTC or a decoder."""
 
 from __future__ import annotations
 

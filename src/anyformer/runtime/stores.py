@@ -1,4 +1,4 @@
-"""Stores: what one mixer keeps between decoding steps, such as its KV cache.
+"""Stores: the tensors that one mixer keeps between decoding steps, such as its KV cache.
 
 A mixer's module declares its state in `state_spec()`: tensors per token (`PerToken`), of a fixed size per row
 (`PerRow`), or computed once from the encoder's output (`PerMemory`). A `Store` holds them. A growing store lengthens

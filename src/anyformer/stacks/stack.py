@@ -139,7 +139,7 @@ class Stack(Backbone, sees="itself"):
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The layer numbers in the order in which they run."""
+        """The layer numbers in the order of their runs."""
         return tuple(range(self.depth)) if self.order is None else self.order
 
     def layer(self, i: int) -> Block:

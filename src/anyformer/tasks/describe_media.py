@@ -96,7 +96,7 @@ def write_about(
 
 
 def ids_of(request: TaskRun, text: str, placeholder: str, token: int, count: int) -> list[int]:
-    """Return the token ids of a text in which `placeholder` is replaced by `count` copies of `token`."""
+    """Return the token ids of a text after `placeholder` is replaced by `count` copies of `token`."""
     mark = request.tokenizer.token(token)
     if mark is None:
         raise ValueError(f"the tokenizer has no token {token}, the placeholder of the {placeholder.strip('{}')}")

@@ -40,7 +40,7 @@ def distances(c: Config, **more: Any) -> Disentangled | None:
 
 
 def distances_of(spec: Model) -> Disentangled | None:
-    """Return the position Part of the layers; None: they have no relative positions, or those of another kind."""
+    """Return the position Part of the layers; None: they have no relative positions, or another kind."""
     position = value_at(spec, POSITION)
     return position if isinstance(position, Disentangled) else None
 

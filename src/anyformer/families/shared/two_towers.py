@@ -43,7 +43,7 @@ def tower_configs(text: Family, image: Family) -> dict[str, Any]:
 
 
 def tower_classes(text: Family, image: Family, both: str, classifier: str) -> dict[str, Class]:
-    """Return the classes: the model `both`, the image `classifier`, and those of each tower."""
+    """Return the classes: the model `both`, the image `classifier`, and the classes of each tower."""
     return {
         both: Class(prefix=""),
         classifier: Class(prefix="vision_model."),

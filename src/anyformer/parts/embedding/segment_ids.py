@@ -15,7 +15,7 @@ from anyformer.specs.part import Part
 
 
 class SegmentIds(Part):
-    """What a text embedding does with `token_type_ids`. Its module maps x (B, T, D), the ids (B, T) and a function that
+    """How a text embedding uses `token_type_ids`. Its module maps x (B, T, D), the ids (B, T) and a function that
     returns token vectors to x."""
 
     used: ClassVar[bool] = True  # whether the ids change the result

@@ -18,7 +18,7 @@ from anyformer.tasks.writing import check_settings, decode_text
 
 
 class WriteOptions(RunOptions, total=False):
-    """The options of sampling, and those of every task."""
+    """The options of sampling, and the options of every task."""
 
     do_sample: Annotated[bool, "sample tokens instead of taking the most likely"]
     temperature: Annotated[float | None, "sampling temperature: lower is more predictable, higher more varied"]
