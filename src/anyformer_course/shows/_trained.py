@@ -50,10 +50,9 @@ class SmallModel:
         if not words:
             raise ValueError("the text is empty; write a few words")
         if unknown := next((word for word in words if word not in known), None):
-            its_words = shorten(", ".join(self.tokens[4:]), 600)  # without marks
-            raise ValueError(
-                f"the small model does not know {quote(unknown)}; it learned {its_words}; or give corpus=, lines to learn"
-            )
+            learned = shorten(", ".join(self.tokens[4:]), 600)  # without marks
+            hint = f"it learned {learned}; or give corpus=, lines to learn"
+            raise ValueError(f"the small model does not know {quote(unknown)}; {hint}")
         return words
 
     def ids(self, text: str) -> list[int]:
