@@ -70,13 +70,46 @@ def test_cls_is_all_that_the_classifier_reads():
     assert first[1] > 1e-3 and all(row[1] == 0 < row[2] for row in others)
 
 
+@pytest.mark.parametrize(("text", "words"), [
+    ("The cat", "the cat"),
+    ("The Dog chased the ball.", "the dog chased the ball ."),
+    ("the [mask] was warm.", "the [MASK] was warm ."),
+])  # fmt: skip
+def test_small_models_read_ordinary_text(text, words):
+    small = _trained.train("bert")
+    assert small.words(text) == words.split()
+    assert small.text(small.ids(text)) == words
+
+
+def test_words_keep_the_capitals_of_the_corpus():
+    words = _trained.spell("polish Polish POLISH us.", ["Polish", "polish", "US"])
+    assert words == ["polish", "Polish", "polish", "US", "."]
+
+
+@pytest.mark.parametrize(("name", "inputs"), [
+    ("beams", ("The cat",)),
+    ("fill", ("The [MASK] chased the ball.",)),
+    ("last-state", ("Win a free prize now.",)),
+    ("contextual", ("The dog chased the ball.", "The Dog slept.")),
+    ("replaced", ("The dog barked.",)),
+    ("walk", ("Once upon a time",)),
+])  # fmt: skip
+def test_shows_read_ordinary_text(name, inputs):
+    assert show(name, *inputs).says == show(name, *(" ".join(_lower(text)) for text in inputs)).says
+
+
+def _lower(text):
+    return [word if word == "[MASK]" else word.lower() for word in text.replace(".", " .").split()]
+
+
 def test_the_similarity_of_two_texts_needs_both_orders():
     assert "does not change" in show("formats").says
     assert "does not change" not in show("formats", both_orders=False).says
 
 
 @pytest.mark.parametrize(("name", "inputs", "options", "message"), [
-    ("predict", ("the unicorn",), {}, "does not know 'unicorn'"),
+    ("predict", ("the unicorn",), {}, "does not know 'unicorn'; it learned .*, bird, "),
+    ("chain", ("Le chien a volé",), {"source": "The dog slept"}, "does not know 'volé'"),
     ("fill", ("the dog",), {}, r"exactly one \[MASK\]"),
     ("next-sentence", ("one text .",), {}, "second text"),
     ("cache", (), {"kv_heads": 3}, "1, 2 or 4"),

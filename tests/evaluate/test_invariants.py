@@ -13,6 +13,8 @@ import test_numerics as numerics
 import torch
 from catalogue import Case
 
+from anyformer.evaluate import invariants
+from anyformer.evaluate.model_outputs import DoesNotApply
 from anyformer.evaluate.part_checks import place, random_model
 from anyformer.specs.part import Part
 from architectures import lines
@@ -66,3 +68,27 @@ def test_a_planted_mistake_is_found(kind: type[Part], plant: Any, tmp_path: Path
                 assert planted is not Plain, "a sound Part fails"
                 continue
             assert planted is Plain, "the mistake is not found"
+
+
+BY_ID = {case.id: case for case in catalogue.every_case()}
+NOT_APPLICABLE = [
+    ("CLIPModel", invariants.check_packing, "no output per token"),
+    ("SiglipModel", invariants.check_packing, "no output per token"),
+    ("CLIPVisionModel", invariants.check_causality, "reads no tokens"),
+    ("Wav2Vec2Model", invariants.check_causality, "reads no tokens"),
+    ("ParakeetEncoder", invariants.check_causality, "another length"),
+]
+
+
+@pytest.mark.parametrize(("name", "check", "reason"), NOT_APPLICABLE)
+def test_models_without_an_ability_are_told_apart(name: str, check: Callable[..., float], reason: str) -> None:
+    case = BY_ID[name]
+    with pytest.raises(DoesNotApply, match=reason):
+        check(catalogue.shared(case), catalogue.make_inputs(case))
+
+
+@pytest.mark.parametrize("name", ["T5ForConditionalGeneration", "BartModel", "Conformer-conformer"])
+def test_packing_is_checked_whatever_the_inputs(name: str) -> None:
+    """An encoder-decoder whose two texts have different lengths, and an encoder that reads vectors."""
+    case = BY_ID[name]
+    assert invariants.check_packing(catalogue.shared(case), catalogue.make_inputs(case)) < invariants.TOLERANCE

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cases.big_bird import CASES, SMALL, SPARSE
@@ -15,6 +16,8 @@ from torch import Tensor
 import anyformer as af
 from anyformer import families
 from anyformer.models import EncoderModel
+from anyformer.objectives.classify import Classify
+from anyformer.objectives.objective import Predictor
 from anyformer.parts.attention.big_bird import BlockSparseAttention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.init import Normal
@@ -84,8 +87,6 @@ def test_old_plans_of_pretraining(tmp_path) -> None:
 
 
 def test_drawing_leaves_the_random_state_alone() -> None:
-    import numpy as np
-
     model = ours(BY_ID["BigBirdModel-sparse"]).train()
     np.random.seed(5)
     expected = np.random.rand()
@@ -102,6 +103,17 @@ def test_a_short_text_switches_for_good(tmp_path) -> None:
             compare(theirs(**text(length)), mine(**text(length)))
         assert not torch.allclose(mine(**text(40)).logits, sparse)
         assert torch.equal(af.load(tmp_path)(**text(40)).logits, sparse)
+
+
+@torch.no_grad()
+def test_predictions_do_not_depend_on_the_texts_before_them() -> None:
+    model = ours(BY_ID["BigBirdForSequenceClassification-sparse"])
+    records = [{"input_ids": text(length)["input_ids"][0].numpy(), "label": np.int64(0)} for length in (40, 14, 33, 9)]
+    task, job = Classify(labels=tuple("abcde")), Predictor(model, None, 3, size=1)
+    expected = job.logits(task, records)
+    assert all(torch.equal(a, b) for a, b in zip(job.logits(task, records), expected, strict=True))
+    model(**text(14))  # a call by published names switches the model, as published
+    assert not torch.allclose(job.logits(task, records)[0], expected[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("length", [15, 16, 17, 31])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import bloom, ctrl, deepseek, gemma2, gpt2, gpt_neox, llama, mixtral, opt
+from cases import bloom, ctrl, deepseek, gemma2, gpt2, gpt_neox, llama, mistral, mixtral, opt
 from catalogue import Case, cases, close, make_inputs, over, published, settings, shared, spec_of
 
 import anyformer as af
@@ -121,6 +121,8 @@ BOTH_SIDES = {
 READ = [
     *[Case(name, kind, {**small, "is_causal": False}, "both-sides") for name, (kind, small) in BOTH_SIDES.items()],
     Case("mixtral", "MixtralModel", {**mixtral.SMALL, "is_causal": False, "sliding_window": 3}, "both-sides-near"),
+    # a token sees itself only. With a cache, transformers 5.22 lets it see all earlier ones (keys[:, :, -1 + 1:])
+    Case("mistral", "MistralForCausalLM", {**mistral.SMALL, "sliding_window": 1}, "sees-itself"),
     Case("gemma2", "Gemma2Model", {**gemma2.SMALL, "is_causal": False, "layer_types": ["sliding_attention"] * 3},
          "both-sides-near"),
     *[Case(name, f"{kind}ForTokenClassification", {**small, "token_classification_bias": False}, "no-bias")

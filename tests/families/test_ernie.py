@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from catalogue import close, every_case, make_inputs, shared
+from catalogue import close, every_case, make_inputs, published, shared
 
 import anyformer as af
 
@@ -24,6 +24,14 @@ def test_without_labels_the_first_task_and_one_label_for_a_whole_text() -> None:
     assert torch.equal(read(), read(task_type_ids=first))
     assert torch.equal(read(task_type_ids=second), read(task_type_ids=second.expand_as(ids).contiguous()))
     assert not torch.allclose(read(), read(task_type_ids=second), atol=1e-3)
+
+
+@torch.no_grad()
+def test_without_task_vectors_labels_are_ignored_as_published() -> None:
+    case = next(case for case in every_case() if case.id == "ErnieForMaskedLM-no-tasks")
+    inputs = make_inputs(case)
+    inputs["task_type_ids"] = torch.ones_like(inputs["input_ids"])
+    close(shared(case)(**inputs)[0], published(case)[0](**inputs)[0])
 
 
 def test_labels_that_are_wrong_are_named() -> None:

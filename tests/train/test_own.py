@@ -52,6 +52,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "header.csv").write_text("text,kind\n")
     (tmp_path / "twice.csv").write_text("text,kind,text\na,good,b\n")
     (tmp_path / "none.csv").write_text("text,kind\n,good\n")
+    files = "".join(f"a/{i}.PNG,a/{i}.wav,{'yes' if i % 2 else 'no'}\n" for i in range(30))
+    (tmp_path / "files.csv").write_text(f"photo,sound,kind\n{files}")
     (tmp_path / "none.txt").write_text(" \n\n")
     (tmp_path / "hi.txt").write_text("hi\n")
     (tmp_path / "films.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -326,6 +328,12 @@ def test_a_description_of_no_family_learns_labels(place: Path, capsys: pytest.Ca
     (("--text", "none.txt"), "none.txt: too little text; the last tenth is held out"),
     (("--text", "hi.txt"), "hi.txt: too little text; the last tenth is held out"),
     (("--csv", "none.csv", "--label", "kind"), "none.csv: no row can be used; 1 rows skipped: 1 because"),
+    (("--csv", "files.csv", "--label", "kind", "--column", "photo"), "column 'photo' names images, such as 'a/0.PNG',"
+     " not texts; put the images of each class into one folder, and give --images DIR"),
+    (("--csv", "files.csv", "--label", "kind", "--column", "sound"), "column 'sound' names sound files, such as"
+     " 'a/0.wav', not texts; a run.json with the objective CTC or Transcribe learns from recordings"),
+    (("--csv", "files.csv", "--target", "kind", "--column", "sound"), "column 'sound' names sound files"),
+    (("--csv", "files.csv", "--similar", "--column", "kind", "--column", "photo"), "column 'photo' names images"),
     (("--images", "nowhere"), "nowhere: no such folder"),
     (("--images", "texts"), "texts: no file ends in .png"),
     (("--tags", "films.jsonl"), "choose the column of the words with --column COLUMN: sentence, kind, score"),

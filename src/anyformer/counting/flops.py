@@ -206,7 +206,8 @@ class Ledger(TorchDispatchMode):
         self.model, self.device, self.frames = model, device, [Frame()]
         self.sums = empty_sums()  # the first four fields of Work
         self.layers: list[tuple[int, int]] = []
-        self.runs: dict[Any, list[LayerCost]] = {}  # by layer, input shape and dtype
+        self.runs: dict[Any, list[LayerCost]] = {}  # by layer, input shape and dtype, and what its layers share
+        self.shared: dict[int, dict[str, Any]] = {}  # `ctx.shared` of all layers; keeping them alive keeps ids unique
         # storages by address; keeping them alive keeps the addresses unique
         storages = (tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers()))
         self.held = {storage._cdata: storage for storage in storages}
@@ -286,9 +287,10 @@ class Ledger(TorchDispatchMode):
     def layer(self, layer: nn.Module, names: tuple[str, str], x: Tensor, ctx: Any) -> Tensor:
         """Run a layer, or reuse the cost of an equal layer on the same shape under this layer's address.
 
-        The first two equal layers run (the first also computes values that all layers share); later ones reuse the
-        second's cost. `names`: the address of the module that runs, and of this layer."""
-        runs = self.runs.setdefault((id(layer), x.shape, x.dtype), [])
+        The first two equal layers run (the first also computes the values of `ctx.shared`); later layers with the same
+        context reuse the second's cost. `names`: the address of the module that runs, and of this layer."""
+        self.shared[id(ctx.shared)] = ctx.shared
+        runs = self.runs.setdefault((id(layer), x.shape, x.dtype, id(ctx.shared)), [])
         if len(runs) < 2 or not runs[1].same:
             outer, kept, self.sums = self.sums, self.kept, empty_sums()
             out = type(layer).forward(layer, x, ctx)

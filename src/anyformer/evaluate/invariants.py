@@ -81,6 +81,8 @@ def check_causality(
     outputs."""
     spec, worst = model.spec, 0.0
     main = main_input(spec)
+    if not (main.endswith("ids") or main in VECTORS):
+        raise DoesNotApply("the model reads no tokens")
     names = inputs_along_time(spec, inputs) if is_episode(spec) else [main]
     rows, T = inputs[main].shape[:2]
     cuts = [T // 2] if cuts is None else [*cuts]
@@ -98,6 +100,8 @@ def check_causality(
         per_token = {key: value for key, (value, is_per_token) in before.items() if is_per_token}
         if not per_token:
             raise DoesNotApply("the model has no output per token")
+        if any(value.shape[1] % T for value in per_token.values()):
+            raise DoesNotApply("the model's outputs have another length than its input")
         for key, value in per_token.items():
             each = value.shape[1] // T  # a time step may be several tokens
             same = (is_later != later).repeat_interleave(each, dim=1)
@@ -170,19 +174,23 @@ def check_packing(
     spec, worst = model.spec, 0.0
     if "document_ids" not in model.inputs or isinstance(spec.head, MultipleChoiceHead):
         raise DoesNotApply("the model takes no packed documents")
-    inputs, T = dict(inputs), inputs[main_input(spec)].shape[1]
-    spans = [*itertools.pairwise((0, 3 * T // 10, 8 * T // 10, T) if cuts is None else cuts)]
+    main, read = main_input(spec), spec.embedding.inputs[0]
+    inputs, T, S = dict(inputs), inputs[main].shape[1], inputs[read].shape[1]
+    cuts = (0, 3 * T // 10, 8 * T // 10, T) if cuts is None else cuts
+    spans, read_spans = ([*itertools.pairwise(cut * length // T for cut in cuts)] for length in (T, S))
     for token in [part.token for _, part in walk(spec.head) if isinstance(part, LastOccurrence)]:
-        if not all(bool((inputs["input_ids"][:, a:b] == token).any(-1).all()) for a, b in spans):
+        if not all(bool((inputs["input_ids"][:, a:b] == token).any(-1).all()) for a, b in read_spans):
             raise DoesNotApply(f"the head pools the vector of token {token}, which a document lacks")
-    documents = torch.tensor([[i for i, (a, b) in enumerate(spans) for _ in range(a, b)]])
-    documents = documents.expand(len(inputs[main_input(spec)]), -1)
     learns = gradients and isinstance(spec.head, LMHead)
     if learns:
-        inputs["labels"] = inputs[main_input(spec)] % spec.head.vocab_size
-    packed = {**inputs, "document_ids": documents} | ({"decoder_document_ids": documents} if spec.pair else {})
-    names = (*TOKEN_INPUTS, "decoder_input_ids", "labels")
-    pieces = [{n: v[:, a:b] if n in names else v for n, v in inputs.items()} for a, b in spans]
+        inputs["labels"] = inputs[main] % spec.head.vocab_size
+    packed = {**inputs, "document_ids": _documents(read_spans, len(inputs[read]))}
+    if spec.pair:
+        packed["decoder_document_ids"] = _documents(spans, len(inputs[main]))
+    cut_at = dict.fromkeys((read, *TOKEN_INPUTS), read_spans) | dict.fromkeys((main, "labels"), spans)
+    pieces = [
+        {n: v[:, slice(*cut_at[n][i])] if n in cut_at else v for n, v in inputs.items()} for i in range(len(spans))
+    ]
     hidden = f"{'decoder_' if spec.pair else ''}hidden_states"
     for kernel in kernels:
         with set_kernel(model, kernel), torch.set_grad_enabled(learns):
@@ -192,6 +200,8 @@ def check_packing(
                 if _refuses_documents(error):
                     raise DoesNotApply(f"packed documents are refused: {error}") from None
                 raise
+            if together.get(hidden) is None:
+                raise DoesNotApply("the model has no output per token")
             alone = [call(model, piece, output_hidden_states=True) for piece in pieces]
             separate = [results(spec, out) for out in alone]
             for key, (value, per_token) in results(spec, together).items():
@@ -205,6 +215,11 @@ def check_packing(
                 mean = sum(n * out.loss for n, out in zip(counts, alone, strict=True)) / sum(counts)
                 worst = max(worst, gap(together.loss, mean), gradient_gap(model, together.loss, mean))
     return worst
+
+
+def _documents(spans: Sequence[tuple[int, int]], rows: int) -> Tensor:
+    """Return the document of each token (B, T), for documents at these spans."""
+    return torch.tensor([[i for i, (a, b) in enumerate(spans) for _ in range(a, b)]]).expand(rows, -1)
 
 
 def _refuses_documents(error: ValueError) -> bool:

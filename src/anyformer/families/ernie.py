@@ -14,16 +14,18 @@ from anyformer.specs.addresses import value_at
 
 
 def add_tasks(spec: Model, value: bool, c: Config) -> Model:
-    if not value:
-        return spec
     embedding = dict(value_at(spec, "embedding").items())
-    return spec.replace(embedding=TaskText(tasks=c.task_type_vocab_size, **embedding))
+    return spec.replace(embedding=TaskText(tasks=c.task_type_vocab_size if value else 0, **embedding))
 
 
 def tasks(spec: Any) -> int:
-    if not isinstance(spec.embedding, TaskText):
+    if not has_tasks(spec):
         raise Absent
     return spec.embedding.tasks
+
+
+def has_tasks(spec: Any) -> bool:
+    return isinstance(spec.embedding, TaskText) and spec.embedding.tasks > 0
 
 
 CLASSES = {
@@ -37,7 +39,7 @@ ERNIE = BERT.but(
     about="text encoders with task vectors, and decoders with the same layers",
     classes=CLASSES,
     config={
-        "use_task_id": Entry(False, lambda spec: isinstance(spec.embedding, TaskText), build=add_tasks),
+        "use_task_id": Entry(False, has_tasks, build=add_tasks),
         "task_type_vocab_size": Entry(3, tasks),
     },
     weights={"~embeddings.task_type_embeddings": "embedding.tasks"},

@@ -21,7 +21,7 @@ from anyformer.models.output import Output
 from anyformer.parts.base import PartModule
 from anyformer.parts.head.base import HeadModule
 from anyformer.parts.head.language import LMHead
-from anyformer.runtime.inputs import check_given, in_model_dtype
+from anyformer.runtime.inputs import PUBLISHED, check_given, in_model_dtype
 from anyformer.runtime.taps import OUTPUTS, OutputCollector, Taps
 from anyformer.specs.frozen import thaw
 from anyformer.specs.messages import nearest, quote
@@ -157,6 +157,7 @@ def call_published(
         state = model.new_state()
     if isinstance(model.head, HeadModule):
         inputs["output_router_logits"] = "output_router_logits" in flags
+    inputs[PUBLISHED] = True
     resumed = state is not None and (state.capacity is not None or state.length > 0)
     call = Call(inputs, state, shown or taps, model.kernel)
     outputs: dict[str, Any] = model.run(call)

@@ -17,6 +17,8 @@ from anyformer.specs.messages import quote
 
 Kind = Literal["integers", "floats", "mask", "labels", "flag"]
 
+PUBLISHED = "published"  # set in the inputs of a call by published names, not in the package's own calls
+
 # kinds of common inputs; the Part that reads any other input declares its kind (`input_kinds`)
 COMMON: dict[str, Kind] = {
     **dict.fromkeys(("input_ids", "position_ids", "token_type_ids", "document_ids"), "integers"),

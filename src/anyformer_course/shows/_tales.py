@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anyformer_course.shows._trained import SmallModel, train
+from anyformer_course.shows._trained import SmallModel, spell, train
 from anyformer_course.words import split
 
 TALES = "\n".join(
@@ -21,6 +21,6 @@ TALES = "\n".join(
 
 def train_on_tales(text: str, limit: int = 20) -> tuple[SmallModel, list[str]]:
     """Train on the tales and on `text`, so that the model knows all its words; return the model and the words."""
-    words = split(text, limit)
     known = {word for line in TALES.splitlines() for word in line.split()}
+    words = split(" ".join(spell(text, known)), limit)
     return train("gpt", TALES if {*words} <= known else f"{TALES}\n{' '.join(words)}"), words

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import anyformer as af
 from anyformer.parts.base import HasVocabulary
 from anyformer.parts.init import Normal
 from anyformer.parts.mask import Causal, Window
-from anyformer.specs.messages import nearest, quote
+from anyformer.specs.messages import quote, shorten
 
 # The first two animals are a trap for greedy decoding: "dog" is more frequent than "cat", but dogs do many things.
 STORIES = "\n".join(
@@ -43,18 +44,36 @@ class SmallModel:
     model: Any
     tokens: list[str]
 
-    def ids(self, text: str) -> list[int]:
-        known = {token: i for i, token in enumerate(self.tokens)}
-        words = text.split()
+    def words(self, text: str) -> list[str]:
+        """Return the tokens of an ordinary text."""
+        known, words = {*self.tokens}, spell(text, self.tokens)
         if not words:
             raise ValueError("the text is empty; write a few words")
         if unknown := next((word for word in words if word not in known), None):
-            hint = nearest(unknown, self.tokens)
-            raise ValueError(f"the small model does not know {quote(unknown)}; {hint}; or give corpus=, lines to learn")
-        return [known[word] for word in words]
+            learned = shorten(", ".join(self.tokens[4:]), 600)  # without marks
+            hint = f"it learned {learned}; or give corpus=, lines to learn"
+            raise ValueError(f"the small model does not know {quote(unknown)}; {hint}")
+        return words
+
+    def ids(self, text: str) -> list[int]:
+        return [self.tokens.index(word) for word in self.words(text)]
 
     def text(self, ids: Any) -> str:
         return " ".join(self.tokens[int(i)] for i in ids)
+
+
+def spell(text: str, known: Collection[str]) -> list[str]:
+    """Return the words of a text as `known` spells them: "The sun." becomes the, sun and a full stop."""
+    spelled = {word.lower(): word for word in known} | {word: word for word in known}
+
+    def find(word: str) -> str:
+        return spelled.get(word) or spelled.get(word.lower()) or word
+
+    words: list[str] = []
+    for word in text.split():
+        stem = word if find(word) in spelled else word.rstrip(".,;:!?") or word
+        words += map(find, (stem, *word[len(stem) :]))
+    return words
 
 
 def describe(name: str, vocab_size: int, *, std: float = 0.1, **changes: Any) -> Any:

@@ -19,6 +19,7 @@ from anyformer.look import figures
 from anyformer.specs.messages import nearest, quote
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import decoder, number
+from anyformer_course.shows._trained import spell
 from anyformer_course.shows.cross import description, shift
 from anyformer_course.table import tiny
 from anyformer_course.words import split
@@ -27,6 +28,7 @@ TRANSLATIONS = {
     "the detective investigated": "le détective a enquêté", "the detective slept": "le détective a dormi",
     "the dog investigated": "le chien a enquêté", "the dog slept": "le chien a dormi",
 }  # fmt: skip
+KNOWN = list(dict.fromkeys(word for pair in TRANSLATIONS.items() for side in pair for word in side.split()))
 
 
 def example(
@@ -35,10 +37,11 @@ def example(
     """Train for `steps` steps, then compute the probability of the text in one pass and word by word."""
     if not 0 <= steps <= 200:
         raise ValueError(f"steps is {steps}; it must be from 0 to 200")
-    words = split(text)
     if source:
-        vocabulary, ids, logits = translator(words, split(source), steps, seed)
+        words, given_words = (split(" ".join(spell(each, KNOWN))) for each in (text, source))
+        vocabulary, ids, logits = translator(words, given_words, steps, seed)
     else:
+        words = split(text)
         vocabulary, ids, logits = language_model(words, steps, seed)
     with torch.no_grad():
         at_once = logits(ids[:, :-1]).softmax(-1)  # (T, V)
@@ -95,9 +98,7 @@ def language_model(words: list[str], steps: int, seed: int) -> tuple[list[str], 
 
 def translator(words: list[str], source: list[str], steps: int, seed: int) -> tuple[list[str], torch.Tensor, Logits]:
     """Train an encoder-decoder on TRANSLATIONS; return the vocabulary, the text with <start>, and the model."""
-    known = [word for pair in TRANSLATIONS.items() for side in pair for word in side.split()]
-    vocabulary = list(dict.fromkeys(known))
-    start = len(vocabulary)
+    vocabulary, start = KNOWN, len(KNOWN)
     if unknown := next((word for word in [*words, *source] if word not in vocabulary), None):
         raise ValueError(f"the small translator does not know {quote(unknown)}; {nearest(unknown, vocabulary)}")
 

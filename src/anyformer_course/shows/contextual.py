@@ -22,11 +22,12 @@ def example(
 ) -> Shown:  # fmt: skip
     """Compare the vectors of `word` in the two texts after every layer."""
     small = train("bert", corpus)
-    places = []
+    places, word = [], small.words(word)[0]
     for each in (text, other):
-        if word not in each.split():
+        words = small.words(each)
+        if word not in words:
             raise ValueError(f"the text {each!r} does not contain {word!r}")
-        places.append(1 + each.split().index(word))
+        places.append(1 + words.index(word))
     ids = [torch.tensor([[1, *small.ids(each), 2]]) for each in (text, other)]
     with torch.no_grad():
         states = [small.model(input_ids=each, output_hidden_states=True).hidden_states for each in ids]

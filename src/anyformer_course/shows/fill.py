@@ -15,11 +15,11 @@ def example(
     text: str = "the [MASK] chased the ball .", *, right: bool = True, top: int = 5, corpus: str = STORIES
 ) -> Shown:
     """Predict the word at [MASK]. `right=False` also hides all words after it from BERT."""
-    words = text.split()
+    bert, gpt = train("bert", corpus), train("gpt", corpus)
+    words = bert.words(text)
     if words.count("[MASK]") != 1:
         raise ValueError("write exactly one [MASK], with spaces around it")
     gap = words.index("[MASK]")
-    bert, gpt = train("bert", corpus), train("gpt", corpus)
     visible = words if right else words[: gap + 1] + ["[MASK]"] * (len(words) - gap - 1)
     with torch.no_grad():
         ids = torch.tensor([[1, *bert.ids(" ".join(visible)), 2]])  # [CLS] ... [SEP]

@@ -34,7 +34,7 @@ def example(
     head = {n: torch.randn(n, small.model.spec.width, generator=draws) / 4 for n in (1, 2, 3)}
 
     def read(*texts: str) -> tuple[str, torch.Tensor]:
-        line = "<start> " + " <delim> ".join(texts) + " <extract>"
+        line = " ".join(small.words("<start> " + " <delim> ".join(texts) + " <extract>"))
         states[line] = last_state(small, line)
         return line, states[line]
 

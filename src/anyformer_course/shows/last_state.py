@@ -20,7 +20,7 @@ from anyformer_course.table import amount
 def example(text: str = "win a free prize now .", *, read: int = -1, seed: int = 0, corpus: str = STORIES) -> Shown:
     """Classify `text` from the state of the word number `read` (-1: the last word), into two classes."""
     small = train("gpt", corpus)
-    words, ids = text.split(), torch.tensor([small.ids(text)])
+    words, ids = small.words(text), torch.tensor([small.ids(text)])
     if not -len(words) <= read < len(words):
         raise ValueError(f"read is {read}; the text has the words 0 to {len(words) - 1}")
     place = read % len(words)

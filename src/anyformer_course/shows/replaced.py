@@ -28,7 +28,7 @@ def example(
     if not 0 < rate <= 1 or not 1 <= draws <= 2000:
         raise ValueError("rate must be above 0 and at most 1, and draws from 1 to 2000")
     generator = train("bert", corpus)
-    words, ids = text.split(), torch.tensor(generator.ids(text))
+    words, ids = generator.words(text), torch.tensor(generator.ids(text))
     T, number = len(ids), max(1, round(rate * len(ids)))
     random = torch.Generator().manual_seed(seed)
     rows = torch.stack([torch.randperm(T, generator=random)[:number] for _ in range(draws)])  # (N, M) masked places

@@ -7,7 +7,7 @@ SMALL = {
 V11 = {**SMALL, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 3}
 CLASSES = ("T5ForConditionalGeneration", "T5Model", "T5EncoderModel", "T5ForTokenClassification")
 
-ENDS = {"input_ids": {4: 1, 13: 1, 16: 1}, "shorter": 0}  # each text, and each packed one, has an end token
+ENDS = {"input_ids": {4: 1, 12: 1, 16: 1}, "shorter": 0}  # each text, and each packed one, has an end token
 
 CASES = [
     *[Case("t5", name, {**SMALL, "num_labels": 5}) for name in CLASSES],

@@ -18,6 +18,7 @@ from anyformer.parts.base import PartModule
 from anyformer.parts.embedding.text import TextEmbedding, TextEmbeddingModule
 from anyformer.parts.layer_mix import Neck
 from anyformer.runtime.context import Context
+from anyformer.runtime.inputs import PUBLISHED
 from anyformer.runtime.state import State
 from anyformer.runtime.taps import TapNames
 from anyformer.runtime.visibility import first_of_document
@@ -40,7 +41,8 @@ def max_full_length(block_size: int, random_blocks: int) -> int:
 
 class BlockTextEmbedding(TextEmbedding, sees="itself"):
     """Text for block-sparse layers: texts that are too long for full attention are padded to whole blocks. As
-    published, a model that has once read a short text uses full attention from then on, until it is loaded again."""
+    published, a model that was called with a short text uses full attention from then on, until it is loaded again.
+    Training and evaluation decide for each batch, so that their results do not depend on the order of the texts."""
 
     block_size: Count
     random_blocks: Natural
@@ -56,7 +58,7 @@ class BlockTextEmbeddingModule(TextEmbeddingModule, of=BlockTextEmbedding):
             return super().forward(inputs, state)  # raises the error
         T = text.shape[1]
         short = self.short(T)
-        if short and can_read_values():
+        if short and inputs.get(PUBLISHED) and can_read_values():
             self.switched = True
         full = short or self.switched or self.all_short(inputs.get("document_ids"))
         num_pads = 0 if full else -T % self.part.block_size

@@ -5,12 +5,14 @@ B batch, T tokens, D width.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from anyformer.parts.embedding.text import TextEmbedding, TextEmbeddingModule
 from anyformer.runtime.context import Context, zero_padding
+from anyformer.runtime.inputs import Kind
 from anyformer.runtime.state import State
 
 
@@ -43,7 +45,11 @@ class ZeroedPaddingTextModule(TextEmbeddingModule, of=ZeroedPaddingText):
 
 class XLMText(HiddenTokenText, ZeroedPaddingText, sees="itself"):
     """A text embedding that hides one token id if there is no attention_mask, and sets the vectors of padding to zero
-    (XLM)."""
+    (XLM). `langs` is accepted and ignored, as published; LanguageText adds a vector for it."""
+
+    inputs: ClassVar[tuple[str, ...]] = (*TextEmbedding.inputs, "langs")
+    input_kinds: ClassVar[Mapping[str, Kind]] = {"langs": "integers"}
+    token_labels: ClassVar[tuple[str, ...]] = (*TextEmbedding.token_labels, "langs")
 
 
 class XLMTextModule(HiddenTokenModule, ZeroedPaddingTextModule, of=XLMText):

@@ -24,7 +24,8 @@ from anyformer.specs.part import Site
 class SubsampledSpectrogram(Embedding, sees="all", called=("convolution subsampling", "Fast Conformer")):
     """`depth` 2-D convolutions over a spectrogram (batch, frames, channels), each dividing the number of frames and
     channels by `stride` [Gulati et al. 2020]. If `separable`, all but the first are a depthwise and a pointwise
-    convolution [Rekesh et al. 2023]. Padding is set to zero after every convolution and hidden from attention."""
+    convolution [Rekesh et al. 2023]. Padding is set to zero before and after every convolution, and hidden from
+    attention."""
 
     inputs: ClassVar[tuple[str, ...]] = ("input_features", "attention_mask")
     causal_alternative: ClassVar[str] = "Vectors()"

@@ -11,7 +11,7 @@ from anyformer.objectives.translate import Translate
 from anyformer.recipes.multi30k_en_de import CONFIG
 from anyformer.recipes.shared.held_out import Notify, divide_steps, held_out, name_of
 from anyformer.recipes.shared.models import with_vocabulary
-from anyformer.recipes.shared.own_text import describe_columns, text_columns
+from anyformer.recipes.shared.own_text import describe_columns, refuse_files, text_columns
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Run, description_of, model_of
 
@@ -37,6 +37,7 @@ def from_pairs(
     texts = text_columns(path, list(first), target, columns)
     if len(texts) > 1:
         raise ValueError("--target needs exactly one --column, the source text")
+    refuse_files(path, source, (*texts, target))
     renamed = {"source": texts[0], "target": target}
     source = source.replace(columns=renamed, required=("source", "target"))
     count = sum(row.example is not None for row in source.rows(()))

@@ -13,7 +13,7 @@ from anyformer.objectives.sentence_pooling import pool_of
 from anyformer.recipes.shared.encoder import tiny_bert, vocabulary
 from anyformer.recipes.shared.held_out import Notify, divide_steps, held_out, name_of, skipped_reasons, usable
 from anyformer.recipes.shared.models import with_vocabulary
-from anyformer.recipes.shared.own_text import describe_columns, text_columns
+from anyformer.recipes.shared.own_text import describe_columns, refuse_files, text_columns
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Pretrained, Run, description_of, model_of
 from anyformer.weights import hub
@@ -40,6 +40,7 @@ def from_similar(
     if first is None:
         raise ValueError(f"{path}: no row can be read")
     text_columns(path, list(first), None, columns)
+    refuse_files(path, source, columns)
     named = dict(zip(("text", "pair"), columns))
     source = source.replace(columns=named, required=("text", "pair"))
     skipped = Counter[str]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import Counter
@@ -12,6 +13,7 @@ from typing import Any
 from anyformer.data import CSV, TSV, Data, JSONLines, Source, TextFiles, TrainedBPE, open_table
 from anyformer.data.conversations import conversations_in
 from anyformer.data.source import detect_encoding, known_encoding, lines
+from anyformer.inputs import image, recordings
 from anyformer.models import position_limit
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.classify import Classify
@@ -24,7 +26,7 @@ from anyformer.recipes.shared.encoder import tiny_bert, vocabulary
 from anyformer.recipes.shared.held_out import Notify, divide_steps, held_out, name_of, skipped_reasons, usable
 from anyformer.recipes.shared.models import CLASSIFIER, with_labels, with_vocabulary
 from anyformer.recipes.shared.own_answers import answers_run
-from anyformer.specs.messages import nearest, shorten
+from anyformer.specs.messages import nearest, quote, shorten
 from anyformer.specs.part import walk
 from anyformer.stacks.two_streams import TwoStreams
 from anyformer.train.optim import AdamW, Linear
@@ -33,6 +35,10 @@ from anyformer.train.run import Batch, Evaluate, Run, description_of, model_of
 MOST_LABELS = 200
 TEXTS = ("text", "sentence", "content", "review", "document", "body")  # usual names of a text column
 MISSING = {"na", "n/a", "nan", "none", "null", "nil", "missing", "unknown", "?", "-"}  # missing numbers
+MEDIA = {  # kind of file -> its endings, and how to train on such files
+    "images": (image.ENDINGS, "put the images of each class into one folder, and give --images DIR"),
+    "sound files": (recordings.ENDINGS, "a run.json with the objective CTC or Transcribe learns from recordings"),
+}
 DECIMAL_COMMA = re.compile(r"[+-]?\d+(\.\d{3})*,\d+")  # 30,5 and 1.030,5
 
 
@@ -91,6 +97,7 @@ def from_table(
     if label is None and not columns and (talks := conversations_in(source, first)) is not None:
         return answers_run(talks, path, model, tell)
     texts = text_columns(path, list(known), label, columns)
+    refuse_files(path, source, texts)
     named = {"text": texts[0], **({"pair": texts[1]} if len(texts) > 1 else {}), **({"label": label} if label else {})}
     if separator is None and label is not None and lists == {True}:
         separator = ","
@@ -130,6 +137,15 @@ def text_columns(path: str, known: list[str], label: str | None, columns: Sequen
         names = shorten(", ".join(others), 1000)
         raise ValueError(f"{path}: choose the text column with --column (repeat it for a pair): {names}")
     return chosen
+
+
+def refuse_files(path: str, source: Source, columns: Sequence[str]) -> None:
+    """Raise ValueError if the first rows of a column name images or sound files: a run would learn the names."""
+    examples = [row.example for row in islice(source.raw(), 20) if row.example is not None]
+    for column, (kind, (endings, hint)) in itertools.product(columns, MEDIA.items()):
+        names = [str(example[column]) for example in examples if example.get(column)]
+        if names and all(name.strip().lower().endswith(endings) for name in names):
+            raise ValueError(f"{path}: column {column!r} names {kind}, such as {quote(names[0])}, not texts; {hint}")
 
 
 def describe_columns(source: Source, named: Mapping[str, str], labels: Sequence[str]) -> str:
