@@ -10,7 +10,8 @@ folder=${1:?a folder} seconds=${2:?seconds}
 shift 2
 [ $# -gt 0 ] || set -- objectives encoders-generate-badly modifications images-by-data larger-learn-from-fewer \
     scaling-laws next-sentence electra batch-size speech-from-few-labels
-# With NVIDIA's MPS the kernels of several processes run side by side: four small models train 1.7 times as fast.
+# With NVIDIA's MPS the kernels of several processes run side by side. On an H200, four processes that replayed a graph
+# of 200 small products did 1.74 times as many per second.
 export CUDA_MPS_PIPE_DIRECTORY=${CUDA_MPS_PIPE_DIRECTORY:-/tmp/mps} CUDA_MPS_LOG_DIRECTORY=${CUDA_MPS_LOG_DIRECTORY:-/tmp/mps}
 mkdir -p "$CUDA_MPS_PIPE_DIRECTORY"
 nvidia-cuda-mps-control -d 2>/dev/null || true # it is not installed, or runs already

@@ -1,6 +1,7 @@
 """Compare two versions of this package through public names: forward, decoding, training, loading, command line.
 
     python benchmarks/versions.py OLD/src src [--rounds 3] [--device cuda] [--out FILE.json]
+    python benchmarks/versions.py OLD/src src --calls --rounds 1    # function calls: the same on a busy machine
 
 Each round measures both source trees one after the other, in separate processes. The table shows the median of each
 tree, the ratio (above 1: the second is slower) and the spread of the ratios.
@@ -9,9 +10,11 @@ tree, the ratio (above 1: the second is slower) and the spread of the ratios.
 from __future__ import annotations
 
 import argparse
+import cProfile
 import functools
 import json
 import os
+import pstats
 import statistics
 import subprocess
 import sys
@@ -90,6 +93,38 @@ def measure_cpu() -> dict[str, float]:
     return found
 
 
+def measure_calls() -> dict[str, float]:
+    """Return the number of Python function calls of a forward pass, of decoding and of a training pass."""
+    import torch
+
+    import anyformer as af
+
+    found, ids = {}, torch.randint(0, 500, (1, 8))
+    inputs: dict[str, dict[str, Any]] = {
+        "gpt2": {"input_ids": ids},
+        "bert-base": {"input_ids": ids},
+        "t5-small": {"input_ids": ids, "decoder_input_ids": ids},
+        "vit-b16": {"pixel_values": torch.zeros(1, 3, 224, 224)},
+    }
+    with torch.no_grad():
+        for name, given in inputs.items():
+            model = af.build(af.spec(name), seed=0).eval()
+            found[f"forward {name}"] = calls(functools.partial(model, **given))
+        gpt2 = af.build(af.spec("gpt2"), seed=0).eval()
+        found["generate gpt2 1 x 8"] = calls(lambda: af.generate(gpt2, ids, max_new_tokens=8, eos_token_id=[]))
+    gpt2.train()
+    found["forward gpt2 in training"] = calls(lambda: gpt2(input_ids=ids, labels=ids))
+    return found
+
+
+def calls(run: Callable[[], Any]) -> float:
+    """Return the function calls of the third run."""
+    run(), run()
+    profile = cProfile.Profile()
+    profile.runcall(run)
+    return float(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
+
+
 def measure_cuda(train: bool = True) -> dict[str, float]:
     import torch
 
@@ -118,23 +153,28 @@ def main() -> None:
     parser.add_argument("trees", nargs="+", help="folders that contain the package, the old one first")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--calls", action="store_true", help="count function calls instead of measuring time")
     parser.add_argument("--no-train", action="store_true", help="leave out training on a GPU")
     parser.add_argument("--out", type=Path, help="write the figures of every round as JSON")
     options = parser.parse_args()
     if len(options.trees) == 1:
-        print(json.dumps(measure_cpu() if options.device == "cpu" else measure_cuda(not options.no_train)))
+        if options.calls:
+            print(json.dumps(measure_calls()))
+        else:
+            print(json.dumps(measure_cpu() if options.device == "cpu" else measure_cuda(not options.no_train)))
         return
     rounds: dict[str, list[dict[str, float]]] = {tree: [] for tree in options.trees}
     for _ in range(options.rounds):
         for tree in options.trees:
             env = {**os.environ, "PYTHONPATH": str(Path(tree).resolve())}
-            command = [sys.executable, __file__, tree, "--device", options.device, *["--no-train"] * options.no_train]
+            command = [sys.executable, __file__, tree, "--device", options.device]
+            command += ["--no-train"] * options.no_train + ["--calls"] * options.calls
             done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
             rounds[tree].append(json.loads(done.stdout.splitlines()[-1]))
             if options.out is not None:
                 options.out.write_text(json.dumps(rounds, indent=1))
     old, new = options.trees
-    print(f"| ms | {old} | {new} | ratio | spread |\n|---|---|---|---|---|")
+    print(f"| {'calls' if options.calls else 'ms'} | {old} | {new} | ratio | spread |\n|---|---|---|---|---|")
     for name in rounds[old][0]:
         first, second = ([each[name] for each in rounds[tree]] for tree in (old, new))
         ratios = sorted(b / a for a, b in zip(first, second, strict=True))

@@ -119,7 +119,7 @@ class SublayerModule(PartModule, of=Sublayer):
     def forward(self, x: Tensor, ctx: Context, shortcut: Tensor | None = None) -> Tensor:
         """Add the branch computed from x to `shortcut` (default: x)."""
         shortcut = x if shortcut is None else shortcut
-        if self.reads_memory and self.is_skipped(ctx):
+        if self.reads_memory and self.is_skipped(ctx):  # most steps read no memory: no call
             return shortcut
         branch = self.branch(x, ctx)
         x = apply(self.residual, ctx, shortcut if self.skip is None else self.skip(shortcut, ctx), branch)

@@ -243,15 +243,15 @@ class AttentionModule(InHeads, of=Attention):
     ) -> Plan:
         """Return how scores become weights; see Plan."""
         return Plan(
-            self.scale,
-            bias,
-            self.score_changes,
-            self.mix_heads,
-            self.normalizer,
-            self.part.dropout if self.training else 0.0,
-            value_bias,
-            on_weights,
-            ctx.kernel,
+            scale=self.scale,
+            bias=bias,
+            changes=self.score_changes,
+            mix_heads=self.mix_heads,
+            normalize=self.normalizer,
+            dropout=self.part.dropout if self.training else 0.0,
+            value_bias=value_bias,
+            on_weights=on_weights,
+            kernel=ctx.kernel,
         )
 
     def finish(self, out: Tensor, v: Tensor, ctx: Context) -> Tensor:
