@@ -2,6 +2,7 @@
 # Run experiments of `anyformer lab` on one GPU, one after another: bash benchmarks/lab_gpu.sh FOLDER SECONDS [NAME ...]
 # Without names: all that are not judged yet, cheap ones first; objectives takes four minutes on an H200, beside another
 # such script with two jobs.
+# batch-size measures the seconds of a step before its first training: start it while nothing else runs on the GPU.
 # Environment: JOBS trainings at once (4), the form FORM (full), DATA: the folder of data sets (GLUE and others, MiniLM in
 # minilm/) for the experiments that read them. Finished experiments are skipped and finished trainings are kept when the
 # time is over; the same command continues with the rest. After every experiment FOLDER.tgz has all results and what is
@@ -26,11 +27,10 @@ for name; do
         echo "$name: no time left"
         continue
     fi
-    data= jobs=${JOBS:-4}
-    [ "$name" != batch-size ] || jobs=1 # its trainings are compared by time
+    data=
     case $name in electra | next-sentence | what-tuning-changes | frozen-or-full-fine-tuning) data=$DATA ;; esac
     timeout $((seconds - SECONDS)) "${PYTHON:-python}" -m anyformer_course lab run "$name" --form "${FORM:-full}" \
-        --jobs "$jobs" --device "${DEVICE:-auto}" ${data:+--data "$data"} --out "$folder/$name" 2>&1 |
+        --jobs "${JOBS:-4}" --device "${DEVICE:-auto}" ${data:+--data "$data"} --out "$folder/$name" 2>&1 |
         sed -u "s/^/$name: /;s/anyformer: //"
     echo "$name: ended after $SECONDS s"
     find "$folder" -name results.jsonl -o -name claim.json -o -name plot.png -o -name trial.json -o -name rows.jsonl \

@@ -160,7 +160,8 @@ def test_a_finished_run_goes_on_for_longer(begun: tuple[Path, Path]) -> None:
     trainer = setup(runs.run_of(texts, steps=6, batch=runs.Batch(examples=6, micro=2)), folder, resume=True)
     trainer.callbacks.append(Metrics())
     assert trainer.fit().step == 6 and steps_done(folder) == 6
-    setup(runs.run_of(texts, steps=6), folder, resume=True).fit()  # no step remains
+    finished = setup(runs.run_of(texts, steps=6), folder, resume=True).fit()  # no step remains
+    assert finished.scores == trainer.scores and "loss" in trainer.scores
     assert list(manifest.steps(folder)) == [4, 6]  # the best or the last two
 
 

@@ -238,7 +238,7 @@ class Trials:
             outcome = "done"
             if not self.is_done(trial):
                 outcome = (self.place(trial).folder / ERROR).read_text("utf-8").strip().splitlines()[-1]
-                errors.append(f"{trial.name}: {outcome.partition(': ')[2] or outcome}")
+                errors.append(f"{trial.name}: {outcome.removeprefix('ValueError: ')}")
             tell(f"{trial.name}: {outcome}, {number} of {total}, {time.monotonic() - begin:.0f} s")
         self.write()
         if errors:

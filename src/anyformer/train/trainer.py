@@ -441,6 +441,7 @@ class Trainer:
             "tokens": self.tokens,
             "seconds": self.seconds,
             "score": score,
+            "scores": self.scores,
             "best": self.best,
             "waited": self.evals_without_gain,
             "identity": self.identity,
@@ -481,6 +482,7 @@ class Trainer:
         for name in ("step", "examples", "tokens", "seconds", "best"):
             setattr(self, name, saved.values[name])
         self.evals_without_gain = saved.values["waited"]
+        self.scores = saved.values.get("scores", {})  # checkpoints of earlier versions have none
 
     # -- callbacks ------------------------------------------------------------------------------------------------
 
