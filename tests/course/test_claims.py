@@ -187,9 +187,9 @@ def hidden(least: float = 2.0, most: float = 2.0, worst: float = 1.5, pieces: fl
             {"masking": "dynamic pieces", "rate": 0.15, "loss": pieces}]  # fmt: skip
 
 
-def followed(full: float = 0.7, sentences: float = 0.6) -> list[Row]:
-    """Parameters: scores of full sentences and of sentence pairs with the last seed."""
-    usual = dict.fromkeys(next_sentence.FORMATS, 0.7) | {"sentence pairs with NSP": 0.6}
+def followed(full: float = 0.7, sentences: float = 0.6, control: float = 0.3) -> list[Row]:
+    """Parameters: scores of full sentences and of sentence pairs with the last seed, and score without pretraining."""
+    usual = dict.fromkeys(next_sentence.FORMATS, 0.7) | {"sentence pairs with NSP": 0.6, "no pretraining": control}
     last = usual | {"sentence pairs with NSP": sentences, "full sentences": full}
     return [
         {"format": name, "seed": seed, "tuning": {"wnut17": 9, "sst2": 9}, "loss": 1.0,
@@ -255,7 +255,7 @@ def batches(larger: float = 0.9, best: float = 4e-3, guessing: float = 2.0) -> l
 
 
 @pytest.mark.parametrize(("experiment", "rows", "false"), [
-    (electra, replaced, [{"last": 0.3}, {"control": 0.75}]),
+    (electra, replaced, [{"last": 0.3}]),
     (few_shot, shown, [{"large": 0.45}, {"small": 0.85}]),
     (low_rank, ranked, [{"quarter": 1.011}, {"shuffled": 1.019}, {"without": 1.19}]),
     (masking_rate, hidden, [{"least": 1.4}, {"most": 1.4}, {"worst": 2.1}, {"pieces": 1.3}]),
@@ -440,15 +440,16 @@ def test_pairs_of_single_sentences() -> None:
 def test_both_kinds_of_pretraining_cost_the_same() -> None:
     flops = {trial.values["kind"]: trial.values["flops"] for trial in electra.trials(**electra.FORMS["full"].values)}
     assert flops["electra"] == pytest.approx(flops["bert"], rel=0.01) and flops["none"] < 0.01 * flops["bert"]
-    model, generator = electra.model_specs("electra", 320, 10, 8192)
+    values = electra.FORMS["full"].values
+    model, generator = electra.model_specs("electra", values["width"], values["depth"], values["vocab"])
     assert 13e6 < count(model).parameters < 15e6 and count(generator).parameters < 2e6
 
 
 @pytest.mark.parametrize(("experiment", "rows"), [
     (switch_scaling, switch(guessing=2.2)), (sharing, shared(guessing=1.1)), (batch_size, batches(guessing=0.99)),
     (larger_learn_from_fewer, sizes(guessing=3.8)), (speech_from_few_labels, heard(most=0.19)),
-    (words_and_pictures, named(seen=0.89)),
-], ids=["switch", "sharing", "batches", "sizes", "speech", "pictures"])  # fmt: skip
+    (words_and_pictures, named(seen=0.89)), (electra, replaced(control=0.75)), (next_sentence, followed(control=0.65)),
+], ids=["switch", "sharing", "batches", "sizes", "speech", "pictures", "electra", "sentences"])  # fmt: skip
 def test_a_form_that_learns_too_little_is_not_judged(experiment: Any, rows: list[Row]) -> None:
     assert not experiment.claim(rows).learned
 

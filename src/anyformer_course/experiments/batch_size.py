@@ -144,6 +144,9 @@ def plot(rows: Sequence[Row]) -> Any:
     axes[0, 0].set(xscale="log", xlabel="rate", title="loss by rate, the mean over seeds")
     axes[0, 0].legend(frameon=False, fontsize=8)
     axes[0, 1].set(xscale="log", xlabel="texts per batch", title="loss at the best rate, equal time")
-    for axis in axes.flat:
+    rates = sorted({row["lr"] for row in rows})
+    for axis, ticks in zip(axes[0], (rates, batches), strict=True):
+        axis.set_xticks(ticks, [f"{each:g}" for each in ticks])
+        axis.minorticks_off()
         axis.grid(alpha=0.3)
     return figure

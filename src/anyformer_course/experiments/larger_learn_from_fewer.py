@@ -115,8 +115,9 @@ def plot(rows: Sequence[Row]) -> Any:
     for number, (N, seeds) in enumerate(curves(rows).items()):
         for i, curve in enumerate(seeds.values()):
             label = None if i else f"{N:,.0f}"
-            axes[0, 0].plot([p.D for p in curve], [p.L for p in curve], color=f"C{number}", linewidth=0.8, label=label)
-    axes[0, 0].set(xlabel="tokens", title="loss by tokens")
+            millions = [p.D / 1e6 for p in curve]
+            axes[0, 0].plot(millions, [p.L for p in curve], color=f"C{number}", linewidth=0.8, label=label)
+    axes[0, 0].set(xlabel="million tokens", title="loss by tokens")
     axes[0, 0].legend(frameon=False, fontsize=8, title="parameters")
     best = best_sizes(rows)
     for axis, letter in ((axes[0, 1], "N"), (axes[0, 2], "D")):
@@ -130,4 +131,6 @@ def plot(rows: Sequence[Row]) -> Any:
     for axis in axes.flat:
         axis.set(xscale="log", yscale="log")
         axis.grid(alpha=0.3, which="both")
+    axes[0, 0].xaxis.set_minor_formatter("{x:g}")
+    axes[0, 0].yaxis.set_minor_formatter("{x:g}")
     return figure

@@ -4,7 +4,7 @@ RoBERTa [Liu et al. 2019, section 4.1] compares: pairs of segments with next-sen
 single sentences with it, full sentences from one or more documents without it, and sentences of one document without
 it. Without next-sentence prediction the results were as good or slightly better; pairs of single sentences were worst.
 The same encoder is pretrained in each format on about the same number of tokens, then fine-tuned to tag names (WNUT-17)
-and to classify reviews (SST-2), and scored on their test data.
+and to classify reviews (SST-2), and scored on their test data. The control is fine-tuned after one step of pretraining.
 
 Full form: `--data FOLDER` with glue_sst2, ner_wnut17, wikitext2_valid_test, qa_squad11_part, summ_scitldr."""
 
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from anyformer.data import TrainedWordPiece
+from anyformer.evaluate import check
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.training import training_run
 from anyformer.lab.trials import Place, Row, TrialGrid, Values
@@ -24,6 +25,7 @@ from anyformer.objectives.batches import Record
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.objective import Objective
 from anyformer.objectives.sentences import FOLLOWS, RANDOM, MaskedAndNext
+from anyformer.recipes import recipe
 from anyformer.train.run import Pretrained
 from anyformer_course.lab.english import document_data
 from anyformer_course.lab.runs import mean, reader
@@ -31,15 +33,16 @@ from anyformer_course.lab.tuning import METRICS, check_folders, data_home, tune,
 
 CLAIM = (
     "after fine-tuning, the mean of WNUT-17's F1 and SST-2's accuracy, averaged over seeds, is at most 0.5 points "
-    "lower with either format without next-sentence prediction than with segment pairs, and lowest with sentence pairs"
+    "lower with either format without next-sentence prediction than with segment pairs, and lowest with sentence pairs; "
+    "judged if it is higher with every format than without pretraining"
 )
 FORMS = {
     "tiny": Form(0.5, 0.1, {
         "depth": 1, "width": 16, "vocab": 200, "steps": 2, "batch": 4, "lr": 1e-3, "tuning": {"sst2": 2}, "seeds": 1,
         "made up": True,
     }),
-    "full": Form(900, 3, {
-        "depth": 6, "width": 256, "vocab": 8192, "steps": 2000, "batch": 64, "lr": 5e-4,
+    "full": Form(4000, 10, {
+        "depth": 4, "width": 256, "vocab": 8192, "steps": 10_000, "batch": 64, "lr": 1e-3,
         "tuning": {"wnut17": 400, "sst2": 500}, "seeds": 3,
     }),
 }  # fmt: skip
@@ -51,8 +54,15 @@ FORMATS = {  # mean number of tokens of an input in TEXTS; shorter inputs have l
     "sentence pairs with NSP": 70,
     "full sentences": LENGTH,
     "doc sentences": 109,
+    "no pretraining": LENGTH,
 }
-trials = TrialGrid("{format}-{seed}", data=True, format=FORMATS, seed="seeds")
+trials = TrialGrid(
+    "{format}-{seed}",
+    data=True,
+    format=FORMATS,
+    seed="seeds",
+    derive=lambda each: {"steps": 1} if each["format"] == "no pretraining" else {},
+)
 
 
 class SentencePairs(MaskedAndNext):
@@ -81,11 +91,12 @@ def objective_of(name: str) -> Objective:
         return MaskedAndNext(length=LENGTH, short=0.0)
     if name == "sentence pairs with NSP":
         return SentencePairs(length=LENGTH, short=0.0)
-    return Masked() if name == "full sentences" else Masked(length=LENGTH)
+    return Masked(length=LENGTH) if name == "doc sentences" else Masked()
 
 
 def check_data(path: str) -> None:
     check_folders(path, "glue_sst2", "ner_wnut17", "wikitext2_valid_test", "qa_squad11_part", "summ_scitldr")
+    check(recipe("wnut17", path).objective, (METRICS["wnut17"],))  # F1 needs a library: ask before the pretraining
 
 
 def work(values: Values, place: Place) -> list[Row]:
@@ -121,12 +132,13 @@ def scores(rows: Sequence[Row], *tasks: str) -> dict[str, list[float]]:
 def claim(rows: Sequence[Row]) -> Verdict:
     tasks = [*rows[0]["tuning"]]
     means = {name: mean(each) for name, each in scores(rows, *tasks).items()}
-    segments, sentences, *without = means.values()
+    segments, sentences, *without, nothing = means.values()
+    learned = min(segments, sentences, *without) > nothing
     results: dict[str, float] = {}
     for task in tasks:
         results |= {f"{task} ({METRICS[task]}), {name}": mean(each) for name, each in scores(rows, task).items()}
     results |= {f"mean of the tasks, {name}": value for name, value in means.items()}
-    return Verdict(min(without) >= segments - MARGIN and sentences == min(means.values()), results)
+    return Verdict(min(without) >= segments - MARGIN and sentences <= min(segments, *without), results, learned)
 
 
 def plot(rows: Sequence[Row]) -> Any:
