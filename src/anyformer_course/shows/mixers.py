@@ -16,6 +16,7 @@ from torch import Tensor
 
 from anyformer.look.figures import heat_maps
 from anyformer_course.shown import Shown, Table
+from anyformer_course.table import amount
 from anyformer_course.words import label_rows, vectors
 
 TEXT = "it was the best of times it was the worst of times"
@@ -30,7 +31,8 @@ def example(text: str = TEXT, *, mixer: str = "linformer", few: int = 4, feature
 
     words, x = vectors(text, K, seed)
     if len(words) < few or len(words) % few:
-        raise ValueError(f"the text has {len(words)} words; Linformer and Nystromformer need a multiple of few={few}")
+        count = amount(len(words), "word")
+        raise ValueError(f"the text has {count}; Linformer and Nystromformer need a multiple of few={few}")
     draws = torch.Generator().manual_seed(seed)
     x = x + sinusoids(len(words), K, 10000.0, True)
     q, k = (x @ torch.randn(K, K, generator=draws) / math.sqrt(K) for _ in range(2))

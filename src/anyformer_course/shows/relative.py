@@ -15,6 +15,7 @@ from torch import Tensor
 
 from anyformer.look.figures import heat_maps
 from anyformer_course.shown import Shown, Table
+from anyformer_course.table import amount
 from anyformer_course.words import label_rows, vectors
 
 
@@ -56,8 +57,9 @@ def example(
         return heat_maps(maps, titles, f"what is added to the scores, head {head}", words)
 
     return Shown(
-        f"{len(far)} distances share {len({row[1] for row in by_distance})} buckets of T5 and "
-        f"{len({row[4] for row in by_distance})} vectors of Shaw; ALiBi's slope is {float(alibi.slopes()[head]):.4f}.",
+        f"{amount(len(far), 'distance')}: {amount(len({row[1] for row in by_distance}), 'bucket')} of T5 and "
+        f"{amount(len({row[4] for row in by_distance}), 'vector')} of Shaw; ALiBi's slope is "
+        f"{float(alibi.slopes()[head]):.4f}.",
         [
             Table("by distance", ("distance", "T5 bucket", "T5 bias", "ALiBi bias", "Shaw's vector"), by_distance),
             *(
