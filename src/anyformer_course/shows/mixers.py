@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from anyformer.look.figures import heat_maps
+from anyformer.specs.field_types import Count
 from anyformer_course.shown import Shown, Table
 from anyformer_course.table import amount
 from anyformer_course.words import label_rows, vectors
@@ -24,7 +25,7 @@ K = 8  # channels of the head
 
 
 @torch.no_grad()
-def example(text: str = TEXT, *, mixer: str = "linformer", few: int = 4, features: int = 64, seed: int = 0) -> Shown:
+def example(text: str = TEXT, *, mixer: str = "linformer", few: Count = 4, features: int = 64, seed: int = 0) -> Shown:
     """Compute the weights of every mixer, and list those of one `mixer`. `few`: number of projected keys or landmarks;
     `features`: of Performer."""
     from anyformer.parts.position.absolute import sinusoids

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 import anyformer as af
 from anyformer.look.figures import new, plain
+from anyformer.specs.field_types import Count, Fraction, Natural
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._pieces import tokenizer
 from anyformer_course.shows._trained import describe, pad
@@ -27,16 +28,15 @@ TEXTS = "the dog dug a deep hole .\nhe found an old bone .\nhe ran to the river 
 
 
 def example(
-    text: str = TEXTS, *, next_rate: float = 0.5, pairs: int = 6, draws: int = 1000, steps: int = 60, seed: int = 0
-) -> Shown:
+    text: str = TEXTS, *, next_rate: Fraction = 0.5, pairs: Count = 6, draws: Count = 1000, steps: Natural = 60,
+    seed: int = 0,
+) -> Shown:  # fmt: skip
     """Draw pairs "[CLS] A [SEP] B [SEP]" and train on their labels. `next_rate` is the share of real successors."""
     from anyformer.objectives.sentences import FOLLOWS, MaskedAndNext, truncate_pair
 
     documents = [each for each in text.split("\n\n") if each.strip()]
     if len(documents) < 2:
         raise ValueError("random sentences need a second text; separate two texts with an empty line")
-    if not 0 <= steps <= 500:
-        raise ValueError(f"steps is {steps}; use 0 to 500")
     pieces = tokenizer(*documents)
     objective = MaskedAndNext(length=64, short=0.0, next_rate=next_rate).ready(pieces)
     records = [record for each in documents for record in objective.encode({"text": each}, pieces)]
