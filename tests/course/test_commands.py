@@ -186,7 +186,7 @@ def test_numbers_must_be_finite(run: Run, arguments: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(("arguments", "limits"), [
     (("clip", "--steps", "-1"), "at least 0"), (("mixers", "--few", "0"), "at least 1"),
     (("moved-text", "--width", "3"), "even"), (("next-sentence", "--next-rate", "1.5"), "at most 1"),
-    (("albert", "--widths", "64 0"), "from 1"),
+    (("albert", "--widths", "64 0"), "from 1"), (("scaling", "--loss", "0.1"), "never reaches"),
 ])  # fmt: skip
 def test_options_have_ranges(run: Run, arguments: tuple[str, ...], limits: str) -> None:
     code, out, err = run("show", *arguments)

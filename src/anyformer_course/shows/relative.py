@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from anyformer.look.figures import heat_maps
+from anyformer.specs.field_types import Natural
 from anyformer_course.shown import Shown, Table
 from anyformer_course.table import amount
 from anyformer_course.words import label_rows, vectors
@@ -21,7 +22,7 @@ from anyformer_course.words import label_rows, vectors
 
 @torch.no_grad()
 def example(
-    text: str = "The dog chased another dog in the park", *, head: int = 0, heads: int = 8, clip: int = 2,
+    text: str = "The dog chased another dog in the park", *, head: int = 0, heads: int = 8, clip: Natural = 2,
     parents: Sequence[int] | None = None, seed: int = 0,
 ) -> Shown:  # fmt: skip
     """Compute the three biases of a `head`. `clip`: largest distance of Shaw's vectors. `parents`: the index of each
