@@ -8,6 +8,7 @@ import functools
 import math
 import re
 import sys
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,22 @@ def parameter(argument: ast.arg, default: ast.expr | None, without: str = "requi
         kinds = [kind.strip() for kind in ast.unparse(argument.annotation).strip("'").split("|")]
     else:
         kinds = [type(ast.literal_eval(default)).__name__ if isinstance(default, ast.Constant) else "str"]
-    optional = "None" in kinds
-    kind = " | ".join(each for each in kinds if each != "None")
+    plain, limits = zip(*map(read_type, kinds))
+    default_text = f"default: {shorten(ast.unparse(default), 80)}" if default else without
     return Parameter(
-        argument.arg, kind, f"default: {shorten(ast.unparse(default), 80)}" if default else without, optional
+        argument.arg,
+        " | ".join(each for each in plain if each != "None"),
+        "; ".join([default_text, *filter(None, limits)]),
+        "None" in kinds,
     )
+
+
+def read_type(kind: str) -> tuple[str, str]:
+    """Return the type and the range of "Count" and other types of `field_types`: ("int", "at least 1")."""
+    from anyformer.specs import field_types
+
+    found = getattr(field_types, kind, None)
+    if typing.get_origin(found) is not typing.Annotated:
+        return kind, ""
+    plain, limits = typing.get_args(found)
+    return plain.__name__, str(limits)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import io
+import math
+import typing
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,4 +78,19 @@ def show(name: str, /, *inputs: Any, **options: Any) -> Shown:
     if name not in names():
         raise ValueError(f"no worked example is called {quote(name)}; {nearest(name, names())}")
     module = importlib.import_module(f"anyformer_course.shows.{name.replace('-', '_')}")
-    return module.example(*inputs, **options)
+    check_ranges(module.example, inputs, options)
+    shown = module.example(*inputs, **options)
+    cells = (cell for table in shown.tables for row in table.rows for cell in row)
+    if not all(math.isfinite(cell) for cell in cells if isinstance(cell, float)):
+        raise ValueError(f"{name}: a result is not a finite number; use less extreme inputs and options")
+    return shown
+
+
+def check_ranges(function: Callable[..., Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Raise a ValueError if an argument is outside the range of its type, such as `width: Count`."""
+    from anyformer.specs.field_types import ranges_in
+
+    hints = typing.get_type_hints(function, include_extras=True)
+    for name, value in inspect.signature(function).bind(*inputs, **options).arguments.items():
+        for limits in ranges_in(hints[name]):
+            limits.check(value, name)

@@ -33,6 +33,8 @@ def vectors(text: str, width: int, seed: int = 0) -> tuple[list[str], Tensor]:
     import torch
 
     words = split(text)
+    if not 1 <= width <= 4096:
+        raise ValueError(f"width is {width}; use 1 to 4096")
     seeds = [int.from_bytes(hashlib.sha256(f"{seed} {word}".encode()).digest()[:7], "big") for word in words]
     return words, torch.stack([torch.randn(width, generator=torch.Generator().manual_seed(each)) for each in seeds])
 

@@ -176,11 +176,27 @@ def test_an_empty_text_is_named(run: Run, name: str, message: str) -> None:
 @pytest.mark.parametrize("arguments", [
     ("norms", "1 2 nan"), ("elo", "A:inf B:1"), ("regression", "1:nan"), ("matching", "0:0 1:1e400"),
     ("auxiliary", "nan"), ("attention", "a b", "--scale", "nan"), ("activations", "1 -inf"),
-    ("state-space", "1 1e39"),
+    ("state-space", "1 1e39"), ("matching", "--ask", "1e30"), ("distill", "--temperature", "1e30", "--steps", "1"),
 ])  # fmt: skip
 def test_numbers_must_be_finite(run: Run, arguments: tuple[str, ...]) -> None:
     code, out, err = run("show", *arguments)
     assert (code, out) == (2, "") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("arguments", "limits"), [
+    (("clip", "--steps", "-1"), "at least 0"), (("mixers", "--few", "0"), "at least 1"),
+    (("moved-text", "--width", "3"), "even"), (("next-sentence", "--next-rate", "1.5"), "at most 1"),
+    (("albert", "--widths", "64 0"), "from 1"), (("scaling", "--loss", "0.1"), "never reaches"),
+])  # fmt: skip
+def test_options_have_ranges(run: Run, arguments: tuple[str, ...], limits: str) -> None:
+    code, out, err = run("show", *arguments)
+    assert (code, out) == (2, "") and err.count("\n") == 1 and limits in err
+    assert arguments[2] in err  # the value
+
+
+def test_help_says_the_range_of_an_option(run: Run) -> None:
+    code, out, _ = run("show", "clip", "--help")
+    assert code == 0 and "int (default: 120; at least 0)" in out
 
 
 @pytest.mark.parametrize(("kind", "text", "value"), [

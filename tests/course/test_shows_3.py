@@ -26,6 +26,27 @@ def test_bpe_counts_the_pairs_that_it_merges():
     assert steps[2][4] == "low e s t"
 
 
+def test_letters_outside_ascii_are_several_bytes_until_they_are_merged():
+    shown = show("tokens", "müde 😀", merges=20, corpus="müde müde müde")
+    assert "6 letters and spaces (10 bytes) become" in shown.says
+    steps = rows(shown, "BPE")
+    assert steps[0][4].startswith(r"m \xc3 \xbc d e _ \xf0") and steps[-1][4].startswith("müde _")
+
+
+def test_the_vector_of_cls_learns_whether_the_second_text_follows():
+    shown = show("next-sentence")
+    (_, before), (_, after) = rows(shown, "200 new pairs")
+    assert before < 0.7 < 0.95 < after
+    assert all((row[4] > 0.5) == (row[2] == "is next") for row in rows(shown, "pairs"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("pointwise", "hello"), ("objectives", "hello you"), ("induction", "a b c")]
+)
+def test_a_short_text_needs_no_options(name, text):
+    assert show(name, text).tables
+
+
 def test_predicted_probabilities_are_the_models():
     small = _trained.train("gpt")
     ids = torch.tensor([[1, *small.ids("the dog chased")]])
@@ -114,7 +135,9 @@ def test_the_similarity_of_two_texts_needs_both_orders():
     ("next-sentence", ("one text .",), {}, "second text"),
     ("cache", (), {"kv_heads": 3}, "1, 2 or 4"),
     ("albert", ("bert-base",), {}, "not an ALBERT"),
-    ("tuning", (), {"steps": 0}, "steps is 0"),
+    ("tuning", (), {"steps": 0}, "steps is 0"), ("next-sentence", (), {"steps": -1}, "steps is -1"),
+    ("attention", (), {"width": 0}, "width is 0"), ("context", ("hello",), {}, "since is 'hello'"),
+    ("objectives", ("hello",), {}, "two words"),
 ])  # fmt: skip
 def test_mistakes_have_one_line(name, inputs, options, message):
     with pytest.raises(ValueError, match=message) as error:

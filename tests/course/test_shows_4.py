@@ -51,6 +51,12 @@ def test_learned_positions_lack_three_properties():
     assert answers["learned"] == [True, False, False, False, True]
 
 
+def test_the_error_on_glue_falls_from_the_oldest_model_to_the_best():
+    shown = show("glue", count=False)
+    scores = [row[5] for row in shown.tables[0].rows]
+    assert f"is {(100 - scores[0]) / (100 - max(scores)):.1f} times smaller than GPT's" in shown.says
+
+
 @pytest.mark.parametrize(("name", "inputs", "options", "message"), [
     ("positions", ["a b"], {"scheme": "sine"}, "no scheme"),
     ("rope", ["a b"], {"width": 3}, "even"),

@@ -39,6 +39,13 @@ def test_least_squares() -> None:
             assert float(said[row, n]) == pytest.approx(float(points[row, n].numpy() @ beta), abs=1e-8)
 
 
+def test_least_squares_with_equal_points() -> None:
+    """Pairs that do not determine the solution: the one with the smallest norm."""
+    points, values = torch.ones(1, 4, 2, dtype=torch.float64), torch.tensor([[1.0, 2.0, 3.0, 0.0]], dtype=torch.float64)
+    assert least_squares(points, values)[0].tolist() == pytest.approx([0.0, 1.0, 1.5, 2.0])
+    assert least_squares(0 * points, values)[0].tolist() == [0.0] * 4
+
+
 def test_neighbours() -> None:
     near = pytest.importorskip("sklearn.neighbors")
     points, values = drawn()

@@ -36,6 +36,7 @@ from anyformer.train.run_schema import object_schema
 
 @pytest.fixture(autouse=True)
 def forget_kinds() -> Iterator[None]:
+    every_kind()  # the kinds of the library must stay: modules are imported only once
     before = {*Part.kinds}
     yield
     for name in Part.kinds.keys() - before:

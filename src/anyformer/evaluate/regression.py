@@ -31,12 +31,14 @@ def ridge(points: Tensor, values: Tensor, weight: float) -> Tensor:
 
 
 def least_squares(points: Tensor, values: Tensor) -> Tensor:
-    """Least squares; if there are fewer pairs than numbers, the solution of minimum norm."""
+    """Least squares; if the pairs before a point do not determine the solution, the one of minimum norm."""
     square, product = moments(points, values)
-    few = min(points.shape[-1] + 1, points.shape[1])  # with more pairs the solution is unique
+    few = min(points.shape[-1] + 1, points.shape[1])  # with more pairs the solution is unique, unless points repeat
+    beta, singular = torch.linalg.solve_ex(square[:, few:], product[:, few:])
+    if singular.any():
+        few, beta = points.shape[1], beta[:, :0]
     inverse = torch.linalg.pinv(square[:, :few], rtol=1e-12, hermitian=True)
-    beta = ((inverse @ product[:, :few, :, None])[..., 0], torch.linalg.solve(square[:, few:], product[:, few:]))
-    return (torch.cat(beta, 1) * points).sum(-1)
+    return (torch.cat(((inverse @ product[:, :few, :, None])[..., 0], beta), 1) * points).sum(-1)
 
 
 def neighbours(points: Tensor, values: Tensor, count: int = 3) -> Tensor:

@@ -116,7 +116,7 @@ def _annotated_hints(cls: Any) -> dict[str, Any]:
 def _ranges(cls: Any) -> tuple[tuple[str, Limits, float, float], ...]:
     """Return (field, range, its lowest and its highest number) for the fields of a Part that have a range. No number is
     between the two if limits need more than a comparison."""
-    fields = ((name, next(_ranges_in(hint), None)) for name, hint in annotated_hints(cls).items())
+    fields = ((name, next(ranges_in(hint), None)) for name, hint in annotated_hints(cls).items())
     return tuple(
         (name, limits, limits.low, limits.high)
         if isinstance(limits, Range) and limits.parity is None
@@ -126,11 +126,12 @@ def _ranges(cls: Any) -> tuple[tuple[str, Limits, float, float], ...]:
     )
 
 
-def _ranges_in(hint: Any) -> Iterator[Limits]:
+def ranges_in(hint: Any) -> Iterator[Limits]:
+    """Yield the ranges in a type, such as `Count | None`."""
     for inner in typing.get_args(hint):
         if isinstance(inner, Limits):
             yield inner
-        yield from _ranges_in(inner)
+        yield from ranges_in(inner)
 
 
 annotated_hints: Callable[[Any], dict[str, Any]] = functools.cache(_annotated_hints)

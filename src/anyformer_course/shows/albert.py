@@ -27,6 +27,8 @@ def example(name: str = "albert-base", *, widths: str = "64 128 256 768") -> Sho
         table = count.table(1)
         rows.append([variant, count.parameters, table["embedding"], table["encoder"], count.flops(128)])
     V, H = spec.embedding.tokens.vocab_size, spec.width
+    if not all(each.isdecimal() and int(each) for each in widths.split()):
+        raise ValueError(f"widths is {widths!r}; give whole numbers from 1, such as '64 128'")
     sizes = [[E, V * H, V * E + E * H, V * H / (V * E + E * H)] for E in map(int, widths.split())]
 
     def draw() -> Any:

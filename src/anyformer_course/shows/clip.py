@@ -13,6 +13,7 @@ import torch
 import anyformer as af
 from anyformer import families
 from anyformer.look import figures
+from anyformer.specs.field_types import Natural
 from anyformer_course.shown import Shown, Table
 from anyformer_course.table import amount
 
@@ -22,7 +23,7 @@ WORDS = ("<start>", "<end>", *COLORS, *SHAPES)
 SIDE = 12  # pixels
 
 
-def example(texts: str = "red square / green circle / blue cross", *, steps: int = 120, seed: int = 0) -> Shown:
+def example(texts: str = "red square / green circle / blue cross", *, steps: Natural = 120, seed: int = 0) -> Shown:
     """Train on all nine names and drawings, then compare `texts`, separated by "/", with their drawings."""
     asked = [each.split() for each in texts.split("/") if each.split()]
     if not 2 <= len(asked) <= 9 or any(len(e) != 2 or e[0] not in COLORS or e[1] not in SHAPES for e in asked):

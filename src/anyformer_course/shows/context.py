@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from statistics import linear_regression
 from typing import Any
 
 from anyformer.look.figures import new
+from anyformer.specs.messages import quote
 from anyformer_course.shown import Shown, Table
 
 
@@ -20,7 +22,9 @@ def example(since: str = "2018", *, kind: str = "") -> Shown:
     kinds = ("encoder", "decoder", "encoder-decoder")
     if kind and kind not in kinds:
         raise ValueError(f"kind is {kind!r}; use one of {', '.join(kinds)}")
-    models = [m for m in published_models() if m.context and m.date >= str(since) and kind in ("", m.kind)]
+    if since and not re.fullmatch(r"\d{4}(-\d\d)?", since):
+        raise ValueError(f"since is {quote(since)}; give a year or a month, such as 2018 or 2018-06")
+    models = [m for m in published_models() if m.context and m.date >= since and kind in ("", m.kind)]
     if len(models) < 3:
         raise ValueError(f"fewer than three models have a published context since {since}")
     rows = [[m.name, m.date, int(m.context or 0), position_limit(af.spec(m.zoo)) if m.zoo else None] for m in models]
@@ -40,7 +44,7 @@ def example(since: str = "2018", *, kind: str = "") -> Shown:
         axes[0, 0].set(title="published context length", ylabel="tokens")
         axes[0, 0].margins(x=0.1)
         axes[0, 0].grid(alpha=0.3)
-        axes[0, 0].legend()
+        axes[0, 0].legend(loc="upper left")
         name_points(axes[0, 0], [(m.name, m.time, m.context or 0) for m in named])
         return figure
 

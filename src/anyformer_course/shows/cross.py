@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import anyformer as af
 from anyformer import families
 from anyformer.look.figures import heat_maps
+from anyformer.specs.field_types import Count
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import number
 from anyformer_course.table import amount
@@ -21,7 +22,7 @@ from anyformer_course.words import split
 
 
 def example(
-    text: str = "the detective investigated a murder", *, steps: int = 120, width: int = 32, seed: int = 0
+    text: str = "the detective investigated a murder", *, steps: int = 120, width: Count = 32, seed: int = 0
 ) -> Shown:
     """Train on shuffled words of the text to write them backwards, then show cross-attention for the text itself."""
     words = split(text, 8)

@@ -49,8 +49,8 @@ def example(text: str = "see", *, frames: int = 6, seed: int = 0) -> Shown:
         return figure
 
     return Shown(
-        f"{len(paths)} of {len(letters) ** frames:,} paths give {text!r}; together they have probability {total:.4f}, "
-        f"torch's CTC loss gives {by_torch:.4f}; the best single letters of all frames give {collapse(greedy)!r}.",
+        f"{len(paths)} of {len(letters) ** frames:,} paths give {text!r}; together they have probability {total:.3g}, "
+        f"torch's CTC loss gives {by_torch:.3g}; the best single letters of all frames give {collapse(greedy)!r}.",
         [
             Table("the most likely paths of the text", ("path", "probability"), [list(each) for each in best]),
             Table("probabilities", ("letter", *(f"frame {t}" for t in range(frames))),

@@ -9,12 +9,13 @@ import torch.nn.functional as F
 
 import anyformer as af
 from anyformer.look.figures import new
+from anyformer.specs.field_types import Natural, Positive
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._trained import STORIES, pad, train
 
 
 def example(
-    text: str = "the dog", *, steps: int = 30, temperature: float = 2.0, from_teacher: bool = True, seed: int = 1
+    text: str = "the dog", *, steps: Natural = 30, temperature: Positive = 2.0, from_teacher: bool = True, seed: int = 1
 ) -> Shown:
     """Train a student of 1 layer to imitate a small GPT of 2 layers, from the teacher's weights or from random ones."""
     teacher = train("gpt")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from anyformer.look.figures import new
+from anyformer.specs.field_types import Count
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._pieces import tokenizer
 from anyformer_course.table import amount
@@ -14,7 +15,7 @@ from anyformer_course.table import amount
 TEXT = "the dog barked at the cat and the bird sang in the old tree by the river while the sun was warm"
 
 
-def example(text: str = TEXT, *, rate: float = 0.15, epochs: int = 40, seed: int = 0) -> Shown:
+def example(text: str = TEXT, *, rate: float = 0.15, epochs: Count = 40, seed: int = 0) -> Shown:
     """Mask the text once per epoch: one fixed masking, BERT's 10 fixed maskings, or a new masking each time."""
     from anyformer.objectives.masked import Masked
 

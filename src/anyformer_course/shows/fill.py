@@ -7,12 +7,13 @@ from typing import Any
 import torch
 
 from anyformer.look.figures import new, plain
+from anyformer.specs.field_types import Count
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._trained import STORIES, SmallModel, train
 
 
 def example(
-    text: str = "the [MASK] chased the ball .", *, right: bool = True, top: int = 5, corpus: str = STORIES
+    text: str = "the [MASK] chased the ball .", *, right: bool = True, top: Count = 5, corpus: str = STORIES
 ) -> Shown:
     """Predict the word at [MASK]. `right=False` also hides all words after it from BERT."""
     bert, gpt = train("bert", corpus), train("gpt", corpus)

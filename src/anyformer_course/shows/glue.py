@@ -34,6 +34,8 @@ def example(test: str = "glue", *, count: bool = True) -> Shown:
     ]  # fmt: skip
     pairs = [(math.log10(each), score) for each, score in zip(compute, scores, strict=True) if each]
     best = max(models, key=lambda model: getattr(model, test))
+    oldest = min(models, key=lambda model: model.date)
+    fall = (100 - getattr(oldest, test)) / (100 - getattr(best, test))
     first = next((model for model in models if getattr(model, test) > HUMANS[test]), None)
 
     def draw() -> Any:
@@ -57,7 +59,8 @@ def example(test: str = "glue", *, count: bool = True) -> Shown:
     return Shown(
         f"{best.name} has the best score, {getattr(best, test)}; humans have {HUMANS[test]}"
         + (f", which {first.name} ({first.date}) was the first to pass" if first else "")
-        + f". Score and log10 of the compute correlate by {correlation(pairs):.2f} ({len(pairs)} models).",
+        + f". Its error, 100 - score, is {fall:.1f} times smaller than {oldest.name}'s."
+        + f" Score and log10 of the compute correlate by {correlation(pairs):.2f} ({len(pairs)} models).",
         [Table(f"{test}: published scores", ("model", "date", "parameters, published", "parameters, our count",
                                              "training FLOPs", "score, published"), rows),
          *([Table("leaderboard of January 2021, published", ("model", "score"), [list(row) for row in LEADERBOARD])]

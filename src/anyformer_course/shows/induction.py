@@ -45,9 +45,10 @@ def example(text: str = TEXT, *, layers: int = 2, sharpness: float = 8.0) -> Sho
         return heat_maps([first, second], [*names, f"head {layers}: after an earlier copy" if layers == 2 else
                          "one layer: the copies themselves"], "weights of the two heads", words, (0, 1))  # fmt: skip
 
+    guess = "" if last[2] else f", a guess, because {words[-1]!r} did not occur before"
     return Shown(
-        f"after {words[-1]!r} the prediction is {last[4]!r} with probability {last[5]:.2f}; of {asked} words that "
-        f"occurred before, {hits} are followed by the predicted word.",
+        f"after {words[-1]!r} the prediction is {last[4]!r} with probability {last[5]:.2f}{guess}; of {asked} words "
+        f"that occurred before, {hits} are followed by the predicted word.",
         [Table("every position", ("position", "word", "occurred before", "attends most to", "predicts",
                                   "probability", "next word"), rows)],
         draw,

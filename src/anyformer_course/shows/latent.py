@@ -13,11 +13,12 @@ import torch
 import anyformer as af
 from anyformer.look.figures import new
 from anyformer.parts.attention.latent import LatentAttention
+from anyformer.specs.field_types import Count
 from anyformer.specs.part import walk
 from anyformer_course.shown import Shown, Table
 
 
-def example(name: str = "deepseek-v2", *, tokens: int = 4096) -> Shown:
+def example(name: str = "deepseek-v2", *, tokens: Count = 4096) -> Shown:
     """Compare the cache of a DeepSeek model with other kinds of attention of the same heads, after `tokens` tokens."""
     counted = af.count(af.spec(name))
     part: Any = next((each for _, each in walk(counted.spec) if isinstance(each, LatentAttention)), None)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from anyformer.look.figures import new, plain
+from anyformer.specs.field_types import Count
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._pieces import tokenizer
 from anyformer_course.shows._trained import STORIES
@@ -25,7 +26,7 @@ def example(
     rate: float = 0.15,
     mask: float = 0.8,
     random: float = 0.1,
-    draws: int = 2000,
+    draws: Count = 2000,
     seed: int = 0,
 ) -> Shown:
     """Mask `rate` of the tokens; `mask` and `random` are the shares of [MASK] and of random tokens."""

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from anyformer.look.figures import heat_maps
+from anyformer.specs.field_types import Count
 from anyformer_course.shown import Shown, Table
+from anyformer_course.table import amount
 from anyformer_course.words import label_rows, vectors
 
 TEXT = "it was the best of times it was the worst of times"
@@ -23,14 +25,15 @@ K = 8  # channels of the head
 
 
 @torch.no_grad()
-def example(text: str = TEXT, *, mixer: str = "linformer", few: int = 4, features: int = 64, seed: int = 0) -> Shown:
+def example(text: str = TEXT, *, mixer: str = "linformer", few: Count = 4, features: int = 64, seed: int = 0) -> Shown:
     """Compute the weights of every mixer, and list those of one `mixer`. `few`: number of projected keys or landmarks;
     `features`: of Performer."""
     from anyformer.parts.position.absolute import sinusoids
 
     words, x = vectors(text, K, seed)
     if len(words) < few or len(words) % few:
-        raise ValueError(f"the text has {len(words)} words; Linformer and Nystromformer need a multiple of few={few}")
+        count = amount(len(words), "word")
+        raise ValueError(f"the text has {count}; Linformer and Nystromformer need a multiple of few={few}")
     draws = torch.Generator().manual_seed(seed)
     x = x + sinusoids(len(words), K, 10000.0, True)
     q, k = (x @ torch.randn(K, K, generator=draws) / math.sqrt(K) for _ in range(2))

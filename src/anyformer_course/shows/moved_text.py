@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from anyformer.look.figures import new
+from anyformer.specs.field_types import Even
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows.positions import position_vectors
 from anyformer_course.table import tiny
@@ -22,7 +23,7 @@ DISTANCES = (0, 1, 2, 4, 8)
 
 
 @torch.no_grad()
-def example(text: str = "we know", *, moves: int = 12, width: int = 16, seed: int = 0) -> Shown:
+def example(text: str = "we know", *, moves: int = 12, width: Even = 16, seed: int = 0) -> Shown:
     """Compute the score of the first word of `text` (query) for the last (key) at `moves` places of a text."""
     from anyformer.parts.position.bias import Alibi, BucketedBias
     from anyformer.parts.position.rotary import Rope, RopeModule

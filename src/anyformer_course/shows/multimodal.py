@@ -14,6 +14,7 @@ import anyformer as af
 from anyformer import families
 from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
+from anyformer_course.table import amount
 from anyformer_course.words import split
 
 WIDTH, PATCHES, FRAMES = 32, 4, 3  # of the decoder; vectors of one picture of 16 x 16; vectors of one sound
@@ -71,8 +72,9 @@ def example(text: str = "<image> what makes this noise <sound> ?", *, seed: int 
 
     numbers = ", ".join(f"{kinds.count(kind)} of {kind}" for kind in dict.fromkeys(kinds))
     return Shown(
-        f"{len(words)} words and marks become one sequence of {len(tokens)} vectors of width {WIDTH} ({numbers}); if "
-        f"the picture changes, the scores of {int((moved > 1e-6).sum())} positions change.",
+        f"A text of {amount(len(words), 'word')}, marks included, becomes one sequence of "
+        f"{amount(len(tokens), 'vector')} of width {WIDTH} ({numbers}); if the picture changes, the scores of "
+        f"{amount(int((moved > 1e-6).sum()), 'position')} change.",
         [
             Table("the sequence", ("position", "token", "kind", "id", "length of the vector",
                                    "change of the scores if the picture changes"), rows),

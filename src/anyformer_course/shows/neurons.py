@@ -12,11 +12,12 @@ import torch
 
 import anyformer as af
 from anyformer.look.figures import new
+from anyformer.specs.field_types import Count
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._tales import TALES, train_on_tales
 
 
-def example(text: str = "once upon a time", *, layer: int = 2, top: int = 5) -> Shown:
+def example(text: str = "once upon a time", *, layer: int = 2, top: Count = 5) -> Shown:
     """Explain the prediction after `text` by the `top` neurons of a layer (1 or 2) that add most to its score."""
     if layer not in (1, 2):
         raise ValueError(f"layer is {layer}; the small model has layers 1 and 2")

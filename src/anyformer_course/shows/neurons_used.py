@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 import anyformer as af
 from anyformer.look import figures
+from anyformer.specs.field_types import Count
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import decoder
 
@@ -21,7 +22,7 @@ TEXT = "the detective investigated the murder . the cat sat on the mat . the dog
 LAYER = "decoder.layers.1.feedforward.op"
 
 
-def example(text: str = TEXT, *, steps: int = 60, width: int = 32, seed: int = 0) -> Shown:
+def example(text: str = TEXT, *, steps: int = 60, width: Count = 32, seed: int = 0) -> Shown:
     """Train a decoder of two layers on the letters of `text`, then count active neurons in its second layer."""
     data = list(text.encode()[:96])
     if len(data) < 8 or not 0 <= steps <= 200:

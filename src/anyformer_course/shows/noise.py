@@ -10,6 +10,7 @@ from anyformer.look.figures import new, plain
 from anyformer.specs.messages import shorten
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._pieces import tokenizer
+from anyformer_course.table import amount
 
 TEXT = "the dog found an old bone . he ran to the river . a bird sang in the tree ."
 
@@ -54,9 +55,10 @@ def example(text: str = TEXT, *, rate: float = 0.3, seed: int = 0) -> Shown:
         axes[0, 0].set_axis_off()
         return figure
 
+    _, kept, masks, _ = rows[3]
     return Shown(
-        f"infilling replaces {len(ids) - rows[3][1] + rows[3][2]} tokens with {rows[3][2]} masks, "
-        f"so {len(ids)} tokens become {rows[3][1]}; the decoder has to find out how many are missing",
+        f"infilling replaces {amount(len(ids) - kept + masks, 'token')} with {amount(masks, 'mask')}, so the "
+        f"encoder reads {kept} instead of {amount(len(ids), 'token')}; the decoder must find out how many are missing",
         [Table("what the encoder reads", ("noise", "tokens", "masks", "text"), rows)],
         draw,
     )

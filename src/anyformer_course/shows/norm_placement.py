@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import anyformer as af
 from anyformer.look import figures
 from anyformer.parts.norm import LayerNorm
+from anyformer.specs.field_types import Count
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import decoder
 
@@ -21,7 +22,7 @@ TEXT = "The detective investigated the case for weeks, and found nothing but a g
 PLACES = {"post-norm": ("out_norm",), "pre-norm": ("pre_norm",), "sandwich": ("pre_norm", "post_norm"), "none": ()}
 
 
-def example(text: str = TEXT, *, depth: int = 12, width: int = 64, seed: int = 0) -> Shown:
+def example(text: str = TEXT, *, depth: int = 12, width: Count = 64, seed: int = 0) -> Shown:
     """Measure the gradient of the feed-forward's second matrix in every layer, for four placements of the norm."""
     data = text.encode()[:64]
     if len(data) < 2:

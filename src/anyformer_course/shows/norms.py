@@ -12,13 +12,14 @@ import torch
 
 import anyformer as af
 from anyformer.look.figures import new
+from anyformer.specs.field_types import Count
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import module
 from anyformer_course.table import tiny
 from anyformer_course.words import read_number
 
 
-def example(numbers: str = "1 2 3 6", *, branch: float = 0.5, layers: int = 24) -> Shown:
+def example(numbers: str = "1 2 3 6", *, branch: float = 0.5, layers: Count = 24) -> Shown:
     """Normalize `numbers`. DeepNorm normalizes alpha x + f(x); here f(x) is `branch` times x, moved by one place."""
     try:
         x = torch.tensor([read_number(each) for each in numbers.split()])

@@ -22,12 +22,16 @@ from anyformer_course.words import split
 
 
 def example(
-    text: str = "Thank you for inviting me to your party last week .", *, rate: float = 0.15, prefix: int = 4,
-    seed: int = 0,
+    text: str = "Thank you for inviting me to your party last week .", *, rate: float = 0.15,
+    prefix: int | None = None, seed: int = 0,
 ) -> Shown:  # fmt: skip
-    """Count what each objective reads, sees and predicts. `rate`: share of hidden words; `prefix`: words before it."""
+    """Count what each objective reads, sees and predicts. `rate`: share of hidden words; `prefix`: words before the
+    first predicted word (if None, 4 or all but the last)."""
     words = split(text)
     T = len(words)
+    if T < 2:
+        raise ValueError("write at least two words: one is read and one is predicted")
+    prefix = min(4, T - 1) if prefix is None else prefix
     if not 0 < rate < 1 or not 0 < prefix < T:
         raise ValueError(f"rate must be between 0 and 1, and prefix from 1 to {T - 1}")
     draws = torch.Generator().manual_seed(seed)

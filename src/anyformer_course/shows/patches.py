@@ -12,12 +12,13 @@ import torch
 
 import anyformer as af
 from anyformer.look import figures
+from anyformer.specs.field_types import Count
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import module
 from anyformer_course.table import amount, tiny
 
 
-def example(picture: str = "", *, size: int = 224, patch: int = 16, width: int = 64, seed: int = 0) -> Shown:
+def example(picture: str = "", *, size: int = 224, patch: int = 16, width: Count = 64, seed: int = 0) -> Shown:
     """Cut a picture (a file, or a drawing of ours) of `size` x `size` pixels into patches of side `patch`."""
     if not 0 < patch <= size <= 1024:
         raise ValueError(f"size is {size} and patch is {patch}; give 0 < patch <= size <= 1024")

@@ -21,12 +21,13 @@ from anyformer_course.words import label_rows, vectors
 
 @torch.no_grad()
 def example(
-    text: str = "the detective investigated the case", *, width: int = 8, change: int = 2, mixing: bool = False,
-    seed: int = 0,
+    text: str = "the detective investigated the case", *, width: int = 8, change: int | None = None,
+    mixing: bool = False, seed: int = 0,
 ) -> Shown:  # fmt: skip
-    """Compute the MLP of each word, replace the word number `change`, and compute again. `mixing`: attention "
-    "instead."""
+    """Compute the MLP of each word, replace the word number `change` (if None, 2 or the last one), and compute again.
+    `mixing`: attention instead."""
     words, x = vectors(text, width, seed)
+    change = min(2, len(words) - 1) if change is None else change
     if not 0 <= change < len(words) or width % 2 or not 2 <= width <= 64:
         raise ValueError(f"change is {change} and width {width}; change: 0 to {len(words) - 1}, width: even, 2 to 64")
     mlp: Any = module(af.parts.MLP(width=4 * width, activation="gelu"), width, seed, std=width**-0.5)

@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from anyformer.look.figures import heat_maps
+from anyformer.specs.field_types import Natural
 from anyformer_course.shown import Shown, Table
+from anyformer_course.table import amount
 from anyformer_course.words import label_rows, vectors
 
 
 @torch.no_grad()
 def example(
-    text: str = "The dog chased another dog in the park", *, head: int = 0, heads: int = 8, clip: int = 2,
+    text: str = "The dog chased another dog in the park", *, head: int = 0, heads: int = 8, clip: Natural = 2,
     parents: Sequence[int] | None = None, seed: int = 0,
 ) -> Shown:  # fmt: skip
     """Compute the three biases of a `head`. `clip`: largest distance of Shaw's vectors. `parents`: the index of each
@@ -56,8 +58,9 @@ def example(
         return heat_maps(maps, titles, f"what is added to the scores, head {head}", words)
 
     return Shown(
-        f"{len(far)} distances share {len({row[1] for row in by_distance})} buckets of T5 and "
-        f"{len({row[4] for row in by_distance})} vectors of Shaw; ALiBi's slope is {float(alibi.slopes()[head]):.4f}.",
+        f"{amount(len(far), 'distance')}: {amount(len({row[1] for row in by_distance}), 'bucket')} of T5 and "
+        f"{amount(len({row[4] for row in by_distance}), 'vector')} of Shaw; ALiBi's slope is "
+        f"{float(alibi.slopes()[head]):.4f}.",
         [
             Table("by distance", ("distance", "T5 bucket", "T5 bias", "ALiBi bias", "Shaw's vector"), by_distance),
             *(

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 import anyformer as af
 from anyformer.look import figures
+from anyformer.specs.field_types import Count
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import decoder
 from anyformer_course.table import amount
@@ -20,7 +21,7 @@ from anyformer_course.table import amount
 TEXT = "The detective investigated the case."
 
 
-def example(text: str = TEXT, *, depth: int = 8, width: int = 32, steps: int = 40, seed: int = 0) -> Shown:
+def example(text: str = TEXT, *, depth: int = 8, width: Count = 32, steps: int = 40, seed: int = 0) -> Shown:
     """Train on the text for `steps` steps with and without skip connections; compare words, gradients and losses."""
     data = text.encode()[:48]
     if len(data) < 2:

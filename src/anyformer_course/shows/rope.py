@@ -12,13 +12,14 @@ from typing import Any
 import torch
 
 from anyformer.look.figures import new
+from anyformer.specs.field_types import Positive
 from anyformer_course.shown import Shown, Table
 from anyformer_course.table import amount, tiny
 from anyformer_course.words import label_rows, split, vectors
 
 
 def example(
-    text: str = "we know that", *, before: str = "of course", width: int = 2, base: float = 10000.0, seed: int = 0
+    text: str = "we know that", *, before: str = "of course", width: int = 2, base: Positive = 10000.0, seed: int = 0
 ) -> Shown:
     """Rotate the words of `text` to their positions, alone and after the words `before`. `width`: channels, even."""
     from anyformer.parts.position.rotary import Rope, RopeModule, frequencies

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from anyformer.look import figures
+from anyformer.specs.field_types import Count
 from anyformer_course.shown import Shown, Table
 
 
-def example(widths: str = "4 16 64 256", *, keys: int = 16, samples: int = 2000, seed: int = 0) -> Shown:
+def example(widths: str = "4 16 64 256", *, keys: Count = 16, samples: Count = 2000, seed: int = 0) -> Shown:
     """Measure scores, weights and gradients with and without 1 / sqrt(K) for each K in `widths`."""
     try:
         sizes = [int(each) for each in str(widths).split()]

@@ -65,6 +65,8 @@ def example(compute: str = "1e19 1e21 1e23", *, law: str = "Kaplan", loss: float
         return figure
 
     enough = [row for row in reach if row[2]]
+    if not enough:
+        raise ValueError(f"loss is {loss:g}; a model of {short(SIZES[-1])} parameters never reaches it")
     small, large = enough[0], enough[-1]
     says = (
         f"According to {law}, a loss of {loss:g} takes {short(small[2])} tokens with {short(small[0])} parameters and "

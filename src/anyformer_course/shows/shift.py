@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from anyformer.look.figures import new
+from anyformer.specs.field_types import Positive
 from anyformer_course.shown import Shown, Table
 from anyformer_course.table import tiny
 
 
 @torch.no_grad()
-def example(positions: int = 16, *, steps: int = 3, width: int = 8, base: float = 10000.0) -> Shown:
+def example(positions: int = 16, *, steps: int = 3, width: int = 8, base: Positive = 10000.0) -> Shown:
     """Rotate the sinusoids of `positions` positions by `steps` positions, and compare with the sinusoids there."""
     from anyformer.parts.position.absolute import Binary
     from anyformer.parts.position.absolute import sinusoids as table

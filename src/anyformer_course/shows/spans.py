@@ -12,6 +12,7 @@ import numpy as np
 
 from anyformer.look.figures import new, plain
 from anyformer.objectives.spans import corrupt, draw_spans
+from anyformer.specs.field_types import OneOrMore
 from anyformer.specs.messages import quote
 from anyformer_course.shown import Shown, Table
 from anyformer_course.table import amount
@@ -20,7 +21,7 @@ from anyformer_course.words import split
 TEXT = "Thank you for inviting me to your party last week ."
 
 
-def example(text: str = TEXT, *, spans: str = "", rate: float = 0.15, mean: float = 3.0, seed: int = 0) -> Shown:
+def example(text: str = TEXT, *, spans: str = "", rate: float = 0.15, mean: OneOrMore = 3.0, seed: int = 0) -> Shown:
     """Replace the `spans` (separated by " / "). If there are none, draw spans of `mean` words, `rate` of the text."""
     words = split(text, limit=60)
     if len(words) < 2:

@@ -14,6 +14,7 @@ import torch
 
 from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.look import figures
+from anyformer.specs.field_types import Count
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import module
 
@@ -21,7 +22,7 @@ RATE = 16000  # samples per second
 
 
 def example(
-    sound: str = "one two three", *, channels: int = 80, hop: int = 160, width: int = 32, seed: int = 0
+    sound: str = "one two three", *, channels: int = 80, hop: int = 160, width: Count = 32, seed: int = 0
 ) -> Shown:
     """Compute the log-mel spectrogram of a WAV file, or of tones for the letters of a text, and its tokens."""
     import anyformer as af

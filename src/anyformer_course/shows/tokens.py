@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from anyformer.inputs.words import BYTES
 from anyformer.look.figures import new, plain
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._trained import STORIES
 from anyformer_course.table import amount
 
 WIDTH = 4  # numbers of a vector that are shown
-SPACE = "\u0120"  # GPT-2's letter for a space before a word
 
 
 def example(text: str = "the cat likes the warmest mats", *, merges: int = 40, corpus: str = STORIES) -> Shown:
@@ -51,6 +51,8 @@ def example(text: str = "the cat likes the warmest mats", *, merges: int = 40, c
     wordpiece = TrainedWordPiece(size=len(special) + 2 * letters + merges).core([corpus], special)
     found = [[word, " ".join(wordpiece.encode(word).tokens)] for word in text.split()]
 
+    in_bytes = "" if text.isascii() else f" ({amount(len(text.encode()), 'byte')})"
+
     def draw() -> Any:
         stages = [rows[i] for i in sorted({0, len(rows) // 3, 2 * len(rows) // 3, len(rows) - 1})]
         width = 1.15 * min(len(rows[0][4]), 120)  # the rest of a long text is not drawn
@@ -68,7 +70,7 @@ def example(text: str = "the cat likes the warmest mats", *, merges: int = 40, c
         return figure
 
     return Shown(
-        f"BPE: {rows[0][3]} letters and spaces become {amount(rows[-1][3], 'token')} after "
+        f"BPE: {len(text)} letters and spaces{in_bytes} become {amount(rows[-1][3], 'token')} after "
         f"{amount(len(learned), 'merge')}; each token is one of {size} indices, and each index a vector. WordPiece: "
         f"{amount(sum(len(each[1].split()) for each in found), 'piece')}.",
         [
@@ -109,7 +111,9 @@ def merge(pieces: list[str], pair: tuple[str, ...]) -> list[str]:
 
 
 def visible(piece: str) -> str:
-    return piece.replace(SPACE, "_")
+    """Write the bytes of a piece as text, a space as "_". Parts of a letter are written like \\xc3."""
+    text = bytes(BYTES[letter] for letter in piece).decode("utf-8", "backslashreplace")
+    return "".join("_" if c == " " else c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def shown(pieces: list[list[str]]) -> str:

@@ -12,11 +12,12 @@ import torch
 
 import anyformer as af
 from anyformer.look.figures import new
+from anyformer.specs.field_types import Count
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._tales import train_on_tales
 
 
-def example(text: str = "once upon a time", *, word: int = -1, top: int = 5) -> Shown:
+def example(text: str = "once upon a time", *, word: int = -1, top: Count = 5) -> Shown:
     """Follow the vector of word number `word` (from 0; -1 is the last) and predict the word after it."""
     small, words = train_on_tales(text)
     if not -len(words) <= word < len(words):

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from anyformer.look.figures import new
+from anyformer.specs.field_types import Count
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._trained import STORIES, train
 
 
-def example(corpus: str = STORIES, *, start: int = 2, length: int = 8) -> Shown:
+def example(corpus: str = STORIES, *, start: Count = 2, length: Count = 8) -> Shown:
     """Count right words in gaps, and continuations that are sentences of the corpus, from `start` words on."""
     lines = sorted({" ".join(line.split()) for line in corpus.splitlines() if line.strip()})
     if not any(len(line.split()) > 1 for line in lines):

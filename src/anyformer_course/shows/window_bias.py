@@ -11,10 +11,11 @@ import torch
 
 import anyformer as af
 from anyformer.look.figures import new
+from anyformer.specs.field_types import Count
 from anyformer_course.shown import Shown, Table
 
 
-def example(size: int = 4, *, heads: int = 3, move: int = 1, seed: int = 0) -> Shown:
+def example(size: int = 4, *, heads: Count = 3, move: int = 1, seed: int = 0) -> Shown:
     """Look up B for a window of `size` x `size` patches. `move` moves two patches together, to compare their bias."""
     if not 2 <= size <= 12 or not 0 <= move < size - 1:
         raise ValueError(f"size must be from 2 to 12, and move from 0 to {max(size - 2, 0)}")
