@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -256,7 +255,7 @@ def test_what_is_no_part_for_a_slot(value: object, said: str) -> None:
     assert said in str(caught.value)
 
 
-def test_a_llama_like_gpt2_from_what_parts_shows(run: Run, tmp_path: Path) -> None:
+def test_a_llama_like_gpt2_from_what_parts_shows(run: Run) -> None:
     """The output of `anyformer parts rotary` and `SwiGLU` is enough to write the changes."""
     found = {word: json.loads(run("parts", word, "--json")[1])[0] for word in ("rotary", "swiglu", "rms norm")}
     rope, gated, norm = (found[word]["name"] for word in found)

@@ -245,7 +245,7 @@ class DeadlyObjective(PlainObjective):
         os.kill(os.getpid(), 9)
 
 
-def test_a_killed_encoder_is_one_line_and_a_killed_parent_leaves_none(tmp_path, tokenizer):
+def test_a_killed_encoder_is_one_line_and_a_killed_parent_leaves_none(tokenizer):
     rows = [Row(f"f:{i}", {"text": "x"}) for i in range(100)]
     with pytest.raises(ValueError, match="was killed"):
         list(encode_rows(iter(rows), DeadlyObjective(), tokenizer, workers=2, moment=0.0))

@@ -76,7 +76,7 @@ def test_models_do_the_same_without(lacking: str, monkeypatch: pytest.MonkeyPatc
         assert torch.allclose(a, b, atol=1e-5)
 
 
-def test_without_a_compiler_compiling_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_compiler_compiling_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(hardware.HIDING, "compiler")
     with pytest.raises(ValueError, match=r"compile=True: there is no C\+\+ compiler here"):
         af.generate(model_of("gpt2"), input_ids=inputs_of("gpt2")["input_ids"], max_new_tokens=4, compile=True)

@@ -172,7 +172,7 @@ def test_packed_rows_begin_short_from_the_same_records(texts: Path, tmp_path: Pa
     assert Masked().with_max_length(8) == Masked() and Masked(length=32).with_max_length(8).length == 8
 
 
-def test_six_tasks_in_one_run(tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_six_tasks_in_one_run(tmp_path: Path, shared_data: Path) -> None:
     torch.set_num_threads(1)
     run = recipe("t5-tasks", str(shared_data))
     firsts = [next(share.source.rows(("source", "target"))).example for share in run.data.train.shares]

@@ -157,7 +157,7 @@ def test_nothing_moves_without_a_terminal(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_lines_of_progress_without_a_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a terminal: a line per interval for steps and for data preparation, and no progress bar."""
     seconds = [0.0]
