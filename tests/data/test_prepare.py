@@ -163,10 +163,10 @@ def test_an_example_that_gives_nothing_is_counted(tmp_path, tokenizer):
 
 
 def test_progress_is_told(tmp_path, tokenizer):
-    told = []
+    reports = []
     data = Data(train=lines(tmp_path, "x\n" * 600))
-    prepare(data, PlainObjective(), tokenizer, tmp_path / "p", None, lambda *what: told.append(what))
-    assert told == [("train", 256), ("train", 512), ("train", 600)]
+    prepare(data, PlainObjective(), tokenizer, tmp_path / "p", None, lambda *what: reports.append(what))
+    assert reports == [("train", 256), ("train", 512), ("train", 600)]
 
 
 def test_a_failed_preparation_leaves_nothing_that_is_taken_for_whole(tmp_path, tokenizer, monkeypatch):

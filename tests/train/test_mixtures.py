@@ -126,11 +126,11 @@ def test_gpt3_in_a_small_form(texts: Path, tmp_path: Path, capsys: pytest.Captur
     lines = read_metrics(tmp_path / "whole")
     losses = [line["loss"] for line in lines if "loss" in line]
     assert losses[-1] < 0.9 * losses[0]
-    told = {name: value for name, value in lines[-1].items() if name.startswith("epochs/")}
-    assert told == {f"epochs/{name}": value for name, value in whole.epochs(12).items()} and len(told) == 5
+    epochs = {name: value for name, value in lines[-1].items() if name.startswith("epochs/")}
+    assert epochs == {f"epochs/{name}": value for name, value in whole.epochs(12).items()} and len(epochs) == 5
     parts = whole.splits.train.parts
     counts = {name: whole.splits.train.part(name).tokens // 32 for name in parts}
-    assert sum(told[f"epochs/{name}"] * max(count, 1) for name, count in counts.items()) == pytest.approx(72)
+    assert sum(epochs[f"epochs/{name}"] * max(count, 1) for name, count in counts.items()) == pytest.approx(72)
     out = capsys.readouterr().out
     assert "epochs in 12 steps: common_crawl " in out
     assert "epochs after step 12: common_crawl " in out
