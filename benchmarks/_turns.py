@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 
 CUDA = torch.cuda.is_available()
-LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")  # prefixes: ...ExC, ...Ex
+LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")  # prefixes of names such as cudaLaunchKernelExC
 
-# figures of compiled layers that compute something different are worthless
+# a compiled layer that differs from plain code is an error: its figures would be worthless
 warnings.filterwarnings("error", message=".*differs from plain code")
 
 
@@ -103,7 +103,7 @@ def profile(step: Callable[[], Any], steps: int = 2) -> DeviceWork | None:
 
 
 def peak_GB(run: Callable[[], Any], held: int) -> float | None:
-    """Peak memory of a call without the memory of other sides; `held` is the memory of its side between calls."""
+    """Return the peak memory of a call, without other sides; `held` is the memory of its side between calls."""
     if not CUDA:
         return None
     wait()

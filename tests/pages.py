@@ -333,9 +333,9 @@ def run_block(code: str, where: str) -> str:
 def run_doctest(text: str, where: str) -> str:
     """Run a session of Python's prompt; return a message about every result that differs."""
     test = doctest.DocTestParser().get_doctest(text, {}, where, None, None)
-    test.globs, told = vars(sys.modules["page"]), io.StringIO()
-    doctest.DocTestRunner(optionflags=FLAGS).run(test, out=told.write, clear_globs=False)
-    return told.getvalue()
+    test.globs, report = vars(sys.modules["page"]), io.StringIO()
+    doctest.DocTestRunner(optionflags=FLAGS).run(test, out=report.write, clear_globs=False)
+    return report.getvalue()
 
 
 def run_anyformer(words: list[str]) -> tuple[int, str]:

@@ -24,9 +24,8 @@ from anyformer.specs.slots import about
 from pages import SMALLER, Reader, Server, Wrong, run_alone
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCS = sorted(
-    path for path in (ROOT / "docs").rglob("*.md") if path.parent != ROOT / "docs" / "course"
-)  # not generated
+GENERATED = ROOT / "docs" / "course"
+DOCS = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent != GENERATED)
 PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, *sorted((ROOT / "examples").glob("*.md"))]
 ALONE = [path for path in PAGES if path.parent.name != "tutorial" and path != ROOT / "README.md"]
 TUTORIAL = [path for path in PAGES if path.parent.name == "tutorial"]  # each page continues the previous one
@@ -42,8 +41,8 @@ def books(folder: Path) -> None:
     chance = random.Random(0)
     who, did, what = ("the captain", "my sister", "an old fox"), ("saw", "never liked", "sang of"), ("the sea", "bread")
     for name in ("one", "two", "three"):
-        said = [" ".join(map(chance.choice, (who, did, what))) for _ in range(60)]
-        (folder / f"{name}.txt").write_text("".join(f"It was night, and {line}.\n" for line in said))
+        sentences = [" ".join(map(chance.choice, (who, did, what))) for _ in range(60)]
+        (folder / f"{name}.txt").write_text("".join(f"It was night, and {line}.\n" for line in sentences))
 
 
 def reviews(file: Path) -> None:
@@ -283,19 +282,19 @@ def site() -> Any:
     return found
 
 
-def test_what_the_catalogues_say(site: Any) -> None:
+def test_the_pages_of_a_family_and_a_part(site: Any) -> None:
     page = site.family_page(families.find("gpt2"), [row for row in read_rows() if row["family"] == "gpt2"], False)
-    for said in (
+    for text in (
         "pre-norm decoder, learned positions", "| `gpt2` | 124,439,808 | 124,000,000 |", "- `GPT2LMHeadModel`",
         "op: Attention(num_heads=12", "| `n_embd` | `768` | `width` |", "| `n_ctx` | `1024` | an old name of",
     ):  # fmt: skip
-        assert said in page, said
+        assert text in page, text
     section = site.part_section(about(Part.kinds["Rope"]))
-    for said in (
+    for text in (
         "## Rope\n\nRotary positions", "- Also called: rotary, RoFormer", "- Paper: Su et al. 2021",
         "`Attention.position`", "| `fraction` | `float (above 0)` | `1.0` | share of the head's channels that rotate |",
     ):  # fmt: skip
-        assert said in section, said
+        assert text in section, text
     assert all(f"\n## {verb}\n" in site.commands() for verb in cli.verbs())
 
 
@@ -382,7 +381,7 @@ def test_the_site_is_searched_from_a_folder(built: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_site_is_built_and_asks_nothing_of_others(built: Path) -> None:
+def test_the_site_loads_nothing_from_other_servers(built: Path) -> None:
     tags, elsewhere = r"<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=", r"[\"']?(?:https?:)?//"
     asked = re.compile(rf"{tags}{elsewhere}|url\({elsewhere}")
     files = [file for file in built.rglob("*") if file.suffix in (".html", ".css", ".svg")]

@@ -84,9 +84,9 @@ def test_a_messy_table(shell: Shell, tmp_path: Path) -> None:
     lines[11] = f'10;"{"sehr " * 600}lang";übel'
     (tmp_path / "reviews.csv").write_bytes("\n".join(lines).encode("cp1252"))
     log = shell("train", "--csv", "reviews.csv", "--label", "Stimmung", "--column", "Text", "--set", "steps=80")
-    said = log.stdout + log.stderr
-    assert "skipped 2 of 60 rows" in said and "truncated to objective.length" in said, said
-    validation = next(line for line in said.splitlines() if "valid" in line and "gut" in line)
+    output = log.stdout + log.stderr
+    assert "skipped 2 of 60 rows" in output and "truncated to objective.length" in output, output
+    validation = next(line for line in output.splitlines() if "valid" in line and "gut" in line)
     assert "übel" in validation.split("valid")[-1], "both classes are in the validation rows"
     shell("run", "classify", "runs/reviews", "--csv", "reviews.csv", "--column", "Text", "--out", "answers.csv", code=1)
     rows = list(csv.DictReader(io.StringIO((tmp_path / "answers.csv").read_text(encoding="utf-8-sig"))))
@@ -403,8 +403,8 @@ def test_odd_images(shell: Shell, tmp_path: Path) -> None:
         image.fromarray(pixels[..., 0].astype("uint16") * 257).save(folder / "deep.png")
         (folder / "half.jpg").write_bytes((folder / "turned.jpg").read_bytes()[:400])
         (folder / "empty.png").touch()
-    said = shell("train", "--images", "photos", "--set", "steps=60", "--device", "cpu")
-    skipped = next(line for line in said.stdout.splitlines() if line.startswith("skipped"))
+    done = shell("train", "--images", "photos", "--set", "steps=60", "--device", "cpu")
+    skipped = next(line for line in done.stdout.splitlines() if line.startswith("skipped"))
     assert skipped.startswith("skipped 4 of 48 rows"), skipped
     assert "half.jpg" in skipped and "empty.png" in skipped
     splits = list(csv.DictReader((tmp_path / "runs" / "photos" / "splits.csv").open(encoding="utf-8")))

@@ -52,8 +52,8 @@ def test_mypy_knows_all_types_and_finds_all_mistakes(tmp_path: Path) -> None:
     def errors(file: Path, *options: str) -> list[str]:
         command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", "cache", *options, file.name]
         environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
-        said = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
-        return [line for line in said.splitlines() if ": error: " in line]
+        output = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
+        return [line for line in output.splitlines() if ": error: " in line]
 
     assert errors(SCRIPT, "--disallow-any-expr") == []
     found = errors(MISTAKES)

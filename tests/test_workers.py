@@ -77,12 +77,12 @@ def test_named(value): pass
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("asked", "said"), [("not slow", "7 passed, 3 deselected"), ("slow", "6 passed, 7 deselected")]
+    ("marks", "summary"), [("not slow", "7 passed, 3 deselected"), ("slow", "6 passed, 7 deselected")]
 )
-def test_slow_cases_are_made_where_they_are_asked_for(asked: str, said: str, tmp_path: Path) -> None:
+def test_slow_cases_are_made_where_they_are_asked_for(marks: str, summary: str, tmp_path: Path) -> None:
     """There are 7 fast and 6 slow cases. If all cases of a test are slow or have ids, pytest deselects them."""
     shutil.copyfile(Path(__file__).with_name("conftest.py"), tmp_path / "conftest.py")
     (tmp_path / "test_it.py").write_text(SLOW)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", asked, "."]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, "."]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert said in done.stdout, done.stdout
+    assert summary in done.stdout, done.stdout

@@ -76,7 +76,7 @@ def words(folder: Path, **config: Any) -> Path:
 
 
 def pieces(folder: Path, name: str, kind: str, config: dict[str, Any] | None = None, **options: Any) -> Path:
-    """A SentencePiece model file."""
+    """Train a SentencePiece model and write its file `name`."""
     import sentencepiece
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Tiny causal models and encoder-decoders for the tests of generation."""
+"""Tiny models that generate text, for the tests of generation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pair(seed: int = 0) -> Any:
 
 @torch.no_grad()
 def sharpened(model: Any) -> Any:
-    """Scale up the weights, so that the next token depends on the previous ones."""
+    """Replace the matrices with larger random ones, so that the next token depends on the previous ones."""
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))))

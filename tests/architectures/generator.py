@@ -69,9 +69,11 @@ def concrete(kind: type) -> bool:
 
 
 def kinds(base: type) -> list[str]:
-    """The names of all Parts that a slot of this type accepts."""
+    """Return the names of all Parts that a slot of this type accepts, sorted by module. (Part.kinds is in the order of
+    imports, which depends on the other tests of the run.)"""
     ours = {name: kind for name, kind in Part.kinds.items() if kind.__module__.startswith(PARTS)}
-    return [name for name, kind in ours.items() if issubclass(kind, base) and concrete(kind)]
+    found = [name for name, kind in ours.items() if issubclass(kind, base) and concrete(kind)]
+    return sorted(found, key=lambda name: ours[name].__module__)
 
 
 # base classes that are also Parts of models; a base that only types a slot has no `build`
@@ -142,8 +144,8 @@ def fields_once(draw: Draw, name: str, slot: Slot) -> dict[str, Any]:
     defaults = default_values(kind)
     for field, hint in hints(kind).items():
         own = rule(kind, field)
-        told = (not slot.careless and (kind.__name__, field) in UNFIT) or (field == "mask" and slot.writes)
-        if field in defaults and (own is KEPT or not (told or draw(st.booleans()))):
+        must_be_set = (not slot.careless and (kind.__name__, field) in UNFIT) or (field == "mask" and slot.writes)
+        if field in defaults and (own is KEPT or not (must_be_set or draw(st.booleans()))):
             continue
         value = own(draw, slot) if callable(own) else draw(own) if own is not None else value_of(draw, hint, slot)
         if value is not OMITTED:

@@ -96,6 +96,13 @@ def test_two_thousand_random_descriptions(number: int, tmp_path: Path, record_pr
     record_property("tally", dict(search(number, 100, tmp_path)))
 
 
+def test_seeds_do_not_depend_on_the_order_of_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    names, every = generator.kinds(Part), Part.kinds
+    by_module = sorted(every, key=lambda name: every[name].__module__, reverse=True)
+    monkeypatch.setattr(Part, "kinds", {name: every[name] for name in by_module})
+    assert generator.kinds(Part) == names
+
+
 @pytest.mark.slow  # 90 seconds; it tests the generator, not the package
 def test_every_kind_of_part_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random descriptions contain every Part, or some slot could have drawn it."""

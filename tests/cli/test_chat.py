@@ -48,8 +48,8 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def talk(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Talk:
-    def call(folder: Path, *said: str, flags: tuple[str, ...] = ()) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in said)))
+    def call(folder: Path, *lines_in: str, flags: tuple[str, ...] = ()) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines_in)))
         code = cli.main(["chat", str(folder), "--device", "cpu", "--max-new-tokens", "6", *flags])
         return code, *capsys.readouterr()
 
@@ -84,12 +84,12 @@ def test_without_a_template_the_layout_is_plain(talk: Talk, bare: Path, model: P
 
 def test_commands(talk: Talk, model: Path) -> None:
     hello = answer(model, "[user]Hello[assistant]")
-    told = answer(model, "[system]Hush[user]Hello[assistant]")
+    obedient = answer(model, "[system]Hush[user]Hello[assistant]")
     code, out, err = talk(
         model, "Hello", "/reset", "Hello", "/retry", "/undo", "/system Hush", "Hello", "/history", "/system", "/undo",
         "Hello", "/quit", "not read",
     )  # fmt: skip
-    assert code == 0 and out == f"{hello}\n" * 3 + f"{told}\n" + f"{hello}\n"
+    assert code == 0 and out == f"{hello}\n" * 3 + f"{obedient}\n" + f"{hello}\n"
     assert err.startswith("System: Hush\nUser: Hello\nAssistant: ")
     code, out, err = talk(model, "/help", "/rest", "/retry", "/save", "/save /nowhere/at/all.json", "Hello")
     assert code == 0 and out == f"{hello}\n"  # a mistake does not end the conversation
@@ -98,11 +98,11 @@ def test_commands(talk: Talk, model: Path) -> None:
 
 
 def test_what_no_longer_fits_is_left_out(talk: Talk, bare: Path) -> None:
-    said = [f"The fox number {i} says hello." for i in range(4)]
-    code, out, err = talk(bare, *said, "fox " * 70, "Well")
+    turns = [f"The fox number {i} says hello." for i in range(4)]
+    code, out, err = talk(bare, *turns, "fox " * 70, "Well")
     assert code == 0 and "messages no longer fit" in err
     assert "longer than the 64 tokens that this model takes" in err
-    assert len(Tokenizer.load(bare).encode("User: " + said[0])) * 4 > 64  # all together do not fit
+    assert len(Tokenizer.load(bare).encode("User: " + turns[0])) * 4 > 64  # all together do not fit
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(

@@ -298,15 +298,15 @@ def test_count_by_size(run, tmp_path: Path) -> None:
         assert sum(each["shares"].values()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(("name", "given", "said"), [
+@pytest.mark.parametrize(("name", "given", "beginning"), [
     ("vit-b", (), "FLOPs of pixel_values of 3 x 224 x 224; "),
     ("wav2vec2-base", ("--length", "16000"), "FLOPs of input_values of 16000; "),
     ("whisper-tiny.en", (), "FLOPs of 448 tokens from input_features of 80 x 3000; "),  # as many as it can write
     ("t5-s", ("--length", "5", "--source-length", "50"), "FLOPs of 5 tokens from 50 tokens; "),
 ])  # fmt: skip
-def test_count_by_size_says_what_is_read(run, name: str, given: tuple[str, ...], said: str) -> None:
+def test_count_by_size_says_what_is_read(run, name: str, given: tuple[str, ...], beginning: str) -> None:
     code, out, err = run("count", name, "--by", "size", *given)
-    assert (code, err) == (0, "") and out.startswith(said) and "reads" not in out
+    assert (code, err) == (0, "") and out.startswith(beginning) and "reads" not in out
 
 
 def test_sizes_that_read_images_of_several_sizes_say_so_in_each_row(run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,17 +398,17 @@ def test_convert_quantizes(run, published: Path, tmp_path: Path) -> None:
     one_line(run("convert", published, tmp_path / "x", "--quantize", "int8", "--format", "hf"), "leave out --format")
 
 
-@pytest.mark.parametrize(("size", "said", "read"), [
+@pytest.mark.parametrize(("size", "special", "read"), [
     (20, {"bos_token_id": 5, "eos_token_id": 7}, (5, 7)),
     (20, {}, (None, None)),  # GPT-2's own, 50256, would be outside
     (50257, {}, (50256, 50256)),
 ], ids=str)  # fmt: skip
 def test_an_export_keeps_its_special_tokens(
-    run, tmp_path: Path, size: int, said: dict[str, int], read: tuple[int | None, int | None]
+    run, tmp_path: Path, size: int, special: dict[str, int], read: tuple[int | None, int | None]
 ) -> None:
     """As transformers reads them."""
     transformers = pytest.importorskip("transformers")
-    spec = families.find("gpt2").read({**CONFIG, "n_layer": 1, "n_embd": 4, "vocab_size": size, **said})
+    spec = families.find("gpt2").read({**CONFIG, "n_layer": 1, "n_embd": 4, "vocab_size": size, **special})
     af.save(af.build(spec), tmp_path / "ours")
     assert run("convert", tmp_path / "ours", tmp_path / "hf", "--format", "hf")[0] == 0
     config = transformers.AutoConfig.from_pretrained(tmp_path / "hf")

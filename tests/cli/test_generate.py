@@ -59,16 +59,16 @@ def test_json_has_tokens_and_their_scores(run: Run, model: Path, flags: list[Any
     code, out, err = run(model, "The fox", "--json", "--max-new-tokens", 8, *flags)
     wanted, length = expected(model, "The fox", max_new_tokens=8, **options)
     assert (code, err, out.count("\n")) == (0, "", 1)
-    told = json.loads(out)
-    assert list(told) == ["text", "tokens", "log_probs", "finish_reason"]
-    assert wanted.sequences[0, length:].tolist()[: len(told["tokens"])] == told["tokens"]
-    assert told["finish_reason"] == wanted.finish_reasons[0]
-    assert told["finish_reason"] == "stop" or len(told["tokens"]) == 8
-    assert len(told["log_probs"]) == len(told["tokens"])
+    answer = json.loads(out)
+    assert list(answer) == ["text", "tokens", "log_probs", "finish_reason"]
+    assert wanted.sequences[0, length:].tolist()[: len(answer["tokens"])] == answer["tokens"]
+    assert answer["finish_reason"] == wanted.finish_reasons[0]
+    assert answer["finish_reason"] == "stop" or len(answer["tokens"]) == 8
+    assert len(answer["log_probs"]) == len(answer["tokens"])
     loaded = af.load(model)
-    ids = torch.tensor([Tokenizer.load(model).encode("The fox") + told["tokens"]])
+    ids = torch.tensor([Tokenizer.load(model).encode("The fox") + answer["tokens"]])
     scores = loaded(input_ids=ids).logits.log_softmax(-1)[0, length - 1 : -1]
-    assert torch.allclose(scores.gather(1, ids[0, length:, None])[:, 0], torch.tensor(told["log_probs"]), atol=1e-4)
+    assert torch.allclose(scores.gather(1, ids[0, length:, None])[:, 0], torch.tensor(answer["log_probs"]), atol=1e-4)
 
 
 def test_the_prompt_comes_from_three_places(run: Run, model: Path, tmp_path: Path, monkeypatch: Any) -> None:
@@ -95,11 +95,11 @@ def test_stop_strings_are_not_printed(run: Run, model: Path) -> None:
     text = json.loads(run(model, "The fox", "--json", "--max-new-tokens", 12)[1])["text"]
     stop = text[3:6]
     code, out, _ = run(model, "The fox", "--json", "--max-new-tokens", 12, "--stop", stop, "--stop", "never there")
-    told = json.loads(out)
-    assert code == 0 and told["text"] == text[: text.index(stop)] and told["finish_reason"] == "stop"
-    assert len(told["tokens"]) < 12
+    answer = json.loads(out)
+    assert code == 0 and answer["text"] == text[: text.index(stop)] and answer["finish_reason"] == "stop"
+    assert len(answer["tokens"]) < 12
     code, out, _ = run(model, "The fox", "--max-new-tokens", 12, "--stop", stop)
-    assert out == told["text"] + "\n"
+    assert out == answer["text"] + "\n"
 
 
 def test_an_end_token_is_told_and_not_printed(run: Run, model: Path, tmp_path: Path) -> None:
@@ -108,9 +108,9 @@ def test_an_end_token_is_told_and_not_printed(run: Run, model: Path, tmp_path: P
     free = json.loads(run(tmp_path, "The fox", "--json", "--max-new-tokens", 12)[1])
     write(tmp_path, "generation_config.json", {"eos_token_id": [0, free["tokens"][4]], "max_new_tokens": 12})
     first = free["tokens"].index(free["tokens"][4])
-    told = json.loads(run(tmp_path, "The fox", "--json")[1])
-    assert told["tokens"] == free["tokens"][: first + 1] and told["finish_reason"] == "stop"
-    assert told["text"] == "".join(map(Tokenizer.load(tmp_path).stream().push, free["tokens"][:first]))
+    answer = json.loads(run(tmp_path, "The fox", "--json")[1])
+    assert answer["tokens"] == free["tokens"][: first + 1] and answer["finish_reason"] == "stop"
+    assert answer["text"] == "".join(map(Tokenizer.load(tmp_path).stream().push, free["tokens"][:first]))
 
 
 def test_chat_applies_the_template(run: Run, model: Path) -> None:
@@ -129,16 +129,18 @@ def test_an_encoder_reads_and_only_what_is_written_is_printed(run: Run, tmp_path
         file.rename(folder / file.name)
     for flags in ((), ("--num-beams", 2)):
         code, out, err = run(folder, "The dog", "--json", "--max-new-tokens", 6, *flags)
-        told = json.loads(out)
+        answer = json.loads(out)
         options = {"num_beams": 2} if flags else {}
         wanted, _ = expected(folder, "The dog", max_new_tokens=6, **options)
-        assert (code, err) == (0, "") and wanted.sequences[0, 1 : 1 + len(told["tokens"])].tolist() == told["tokens"]
+        assert (code, err) == (0, "") and wanted.sequences[0, 1 : 1 + len(answer["tokens"])].tolist() == answer[
+            "tokens"
+        ]
 
 
 def test_without_a_length_the_text_fits_the_model(run: Run, model: Path) -> None:
-    told = json.loads(run(model, "The fox", "--json")[1])
+    answer = json.loads(run(model, "The fox", "--json")[1])
     length = len(Tokenizer.load(model).encode("The fox"))
-    assert told["finish_reason"] == "stop" or len(told["tokens"]) == 33 - length
+    assert answer["finish_reason"] == "stop" or len(answer["tokens"]) == 33 - length
 
 
 def test_on_a_terminal_the_speed_is_told(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,9 +207,9 @@ def test_a_saved_model_of_pictures_needs_no_tokenizer(run: Run, made: Any, tmp_p
         model = af.load(made(family))
         model.folder = None
         af.save(model, tmp_path / family)
-        told = f"{tmp_path / family} has no image processor settings: pictures are scaled to 16 x 16, -1 to 1"
+        message = f"{tmp_path / family} has no image processor settings: pictures are scaled to 16 x 16, -1 to 1"
         image = picture(tmp_path)
-        wanted = f"anyformer: warning: {told}\n"
+        wanted = f"anyformer: warning: {message}\n"
         assert run("--picture", "vit", tmp_path / family, image, "-o", "x.svg") == (0, "x.svg\n", wanted)
         assert run(tmp_path / family, image) == (0, "look.html\n", wanted)
     code, out, err = run(tmp_path / "clip", "The fox")

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -83,8 +82,8 @@ print(json.dumps([message, names, listing.collect_kinds(), stubs, sorted(listing
 def test_the_lists_of_parts_are_what_the_classes_say() -> None:
     """The table of `anyformer parts`, the names of `anyformer.parts`, and the objectives that --set knows. In a new
     process, because other tests import and declare Parts."""
-    said = subprocess.run([sys.executable, "-c", ALL_KINDS], capture_output=True, text=True, check=True).stdout
-    objectives, (message, names, table, stubs, kinds) = map(json.loads, said.splitlines())
+    output = subprocess.run([sys.executable, "-c", ALL_KINDS], capture_output=True, text=True, check=True).stdout
+    objectives, (message, names, table, stubs, kinds) = map(json.loads, output.splitlines())
     ours = [name for name, kind in kinds_for(Objective).items() if kind.__module__.startswith("anyformer.objectives.")]
     assert sorted(objectives) == sorted([*ours, "SpanCorruption()"])
     assert {"Auxiliary", "Distill", "MaskedImage", "NextToken"} <= {*objectives}
@@ -181,9 +180,9 @@ def test_one_kind_is_told_whole(run: Run) -> None:
     _, out, _ = run("parts", "Rope")
     fits_line = next(line for line in out.splitlines() if line.startswith("fits: "))
     assert {"Stack.position", "Attention.position"} <= set(fits_line.removeprefix("fits: ").split(", "))
-    for said in ("Rotary positions", "rotary", "paper: Su et al. 2021", "fraction",
+    for text in ("Rotary positions", "rotary", "paper: Su et al. 2021", "fraction",
                  "1.0", "share of the head's channels that rotate", "RopeScaling | None"):  # fmt: skip
-        assert said in out, said
+        assert text in out, text
     assert about(Part.kinds["SelectiveState"]).paper == "Gu and Dao 2023"  # of the whole file
     assert "(needed)" in run("parts", "MLP")[1]
     assert run("parts", "Norm")[1].count("\n") == len(kinds_for(Norm)) + 2  # an abstract kind lists its kinds
@@ -202,11 +201,11 @@ def test_slots_by_address_and_by_kind(run: Run) -> None:
             wanted
         ).keys()
     assert "AdamW" in kinds_for(slot_at("optimizer", (TrainingRun,)))
-    for wrong, said in {
+    for wrong, message in {
         "decoder.lyers": "did you mean 'layers'?", "width": "takes no Part, but int", "decoder.norm.epz": "'eps'",
     }.items():  # fmt: skip
         code, out, err = run("parts", "--slot", wrong)
-        assert (code, out) == (2, "") and said in err and err.count("\n") == 1
+        assert (code, out) == (2, "") and message in err and err.count("\n") == 1
 
 
 def test_parts_in_python() -> None:
@@ -233,10 +232,10 @@ SUGGESTED = {
 
 @pytest.mark.parametrize("path, kind", SUGGESTED)
 def test_suggestions_know_the_slot_and_the_other_names(path: str, kind: str) -> None:
-    said = SUGGESTED[path, kind]
+    suggestion = SUGGESTED[path, kind]
     with pytest.raises(ValueError) as caught:
         af.override(af.spec("gpt2"), {path: {"kind": kind}})
-    assert f"{path}: unknown kind {kind!r}; {said}" in str(caught.value)
+    assert f"{path}: unknown kind {kind!r}; {suggestion}" in str(caught.value)
 
 
 def test_suggestions_inside_of_what_is_given() -> None:
@@ -245,18 +244,18 @@ def test_suggestions_inside_of_what_is_given() -> None:
         af.override(af.spec("gpt2"), {"decoder.layers": block})
 
 
-@pytest.mark.parametrize("value, said", [
+@pytest.mark.parametrize("value, message", [
     ("RMSNorm", 'RMSNorm is not of type Norm or AdaptiveNorm; write {"kind": "RMSNorm"}'),
     ("rms", "rms is not of type Norm or AdaptiveNorm; did you mean 'RMSNorm'?"),
     (af.parts.MLP(width=3), "MLP is not of type Norm or AdaptiveNorm; valid: AdaptiveNorm, "),
 ])  # fmt: skip
-def test_what_is_no_part_for_a_slot(value: object, said: str) -> None:
+def test_what_is_no_part_for_a_slot(value: object, message: str) -> None:
     with pytest.raises(ValueError) as caught:
         af.override(af.spec("gpt2"), {"decoder.norm": value})
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_a_llama_like_gpt2_from_what_parts_shows(run: Run, tmp_path: Path) -> None:
+def test_a_llama_like_gpt2_from_what_parts_shows(run: Run) -> None:
     """The output of `anyformer parts rotary` and `SwiGLU` is enough to write the changes."""
     found = {word: json.loads(run("parts", word, "--json")[1])[0] for word in ("rotary", "swiglu", "rms norm")}
     rope, gated, norm = (found[word]["name"] for word in found)

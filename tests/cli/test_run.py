@@ -297,8 +297,8 @@ def test_without_a_pipe_the_lack_is_told(run: Run, models: Any, monkeypatch: Any
     monkeypatch.setattr(sys, "stdin", None)
     code, out, err = run("answer", models("BertForQuestionAnswering"), *given)
     lack = "context" if given else "question"
-    told = f"answer needs question and context, but {lack} is missing: as an argument, with --file, or piped in"
-    assert (code, out) == (2, "") and told in err
+    message = f"answer needs question and context, but {lack} is missing: as an argument, with --file, or piped in"
+    assert (code, out) == (2, "") and message in err
     pipe(monkeypatch, "")
     code, out, err = run("answer", models("BertForQuestionAnswering"), *given)
     assert (code, out) == (2, "") and f"{lack} is missing: standard input is empty" in err

@@ -149,7 +149,7 @@ def test_odd_texts(run: Run, tmp_path: Path) -> None:
         assert (tmp_path / name).stat().st_size > 1000
 
 
-def test_a_long_text_is_cut(run: Run, tmp_path: Path) -> None:
+def test_a_long_text_is_cut(run: Run) -> None:
     """One line of a message, cells of a table and a picture stay small, however long the text is."""
     long = " ".join(f"w{i}" for i in range(300))
     for name in ("patches", "context", "albert", "claim", "bayes"):  # not found, quoted twice, a name, a number

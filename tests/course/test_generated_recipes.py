@@ -146,9 +146,9 @@ def fetch_and_train(name: str, empty: Path, capsys: pytest.CaptureFixture[str]) 
     if (empty / "runs" / name).is_dir():
         return
     assert cli.main(["fetch", name]) == 0
-    said = capsys.readouterr().out
-    assert f"`anyformer train {name} --data data` trains with it" in said
-    assert all(f"{model} is in the hub's cache" in said for model in models_of(name))
+    output = capsys.readouterr().out
+    assert f"`anyformer train {name} --data data` trains with it" in output
+    assert all(f"{model} is in the hub's cache" in output for model in models_of(name))
     changes = {"steps": 2, "evaluate.every": 2, "evaluate.batches": 1, "keep.every": 2, **SMALL[name]}
     sets = [word for path, value in changes.items() for word in ("--set", f"{path}={value}")]
     assert cli.main(["train", name, "--device", "cpu", *sets]) == 0, capsys.readouterr().err

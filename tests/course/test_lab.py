@@ -114,9 +114,9 @@ def test_made_up_language() -> None:
     )
     followed = set()
     for _ in range(100):
-        said = language.sentence(draw, 1)
-        assert 4 <= len(said) <= 7 and all(where[word] == (1, kind) for word, kind in said)
-        followed |= {(after - before) % 4 for (_, before), (_, after) in pairwise(said)}
+        sentence = language.sentence(draw, 1)
+        assert 4 <= len(sentence) <= 7 and all(where[word] == (1, kind) for word, kind in sentence)
+        followed |= {(after - before) % 4 for (_, before), (_, after) in pairwise(sentence)}
     assert followed == {1, 2}
     texts = [text.replace(".", "").split() for text in language.texts(60, 3, seed=0)]
     assert {len({where[word][0] for word in text}) for text in texts} == {1}
@@ -208,6 +208,10 @@ def test_the_tiniest_form(name: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     outcome = perform(name, "tiny", tmp_path, device="cpu", jobs=1)
     assert outcome.verdict == "too small to judge" and outcome.figures and outcome.done == outcome.trials
-    told = json.loads((tmp_path / "claim.json").read_text())
-    assert told["form"] == "tiny" and told["holds"] is outcome.holds is None and told["claim"] == experiment(name).CLAIM
+    stored = json.loads((tmp_path / "claim.json").read_text())
+    assert (
+        stored["form"] == "tiny"
+        and stored["holds"] is outcome.holds is None
+        and stored["claim"] == experiment(name).CLAIM
+    )
     assert (tmp_path / "plot.png").stat().st_size > 1000

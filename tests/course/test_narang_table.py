@@ -242,11 +242,11 @@ def test_functions_that_are_asked_for_were_not_learnt_from(tmp_path: Path) -> No
 
 def test_an_answer_is_right_where_every_token_is() -> None:
     labels = torch.tensor([[3, 1, -100], [3, 2, 1], [4, 1, -100], [2, 1, -100]])
-    said = torch.tensor([[3, 1, 2], [3, 2, 2], [4, 1, 1], [3, 1, 1]])
+    predicted = torch.tensor([[3, 1, 2], [3, 2, 2], [4, 1, 1], [3, 1, 1]])
     batches = [SimpleNamespace(batches=[{"labels": labels}])]
     trainer: Any = SimpleNamespace(
         valid=lambda: nullcontext(batches), eval_mode=nullcontext, autocast=nullcontext, to_device=lambda batch: batch,
-        model=lambda labels: SimpleNamespace(logits=torch.nn.functional.one_hot(said, 5)),
+        model=lambda labels: SimpleNamespace(logits=torch.nn.functional.one_hot(predicted, 5)),
     )  # fmt: skip
     assert function_task.share_right(trainer) == 0.5
 

@@ -230,8 +230,8 @@ def test_languages_of_a_family() -> None:
     meaning = [3, 1, 4, 1, 5]
     where = [{word: i for i, word in enumerate(words)} for words in family.words]
     for language in range(6):
-        said = [where[language][word] for word in family.sentence(meaning, language).split()]
-        assert sorted(said) == sorted(meaning)
+        meanings = [where[language][word] for word in family.sentence(meaning, language).split()]
+        assert sorted(meanings) == sorted(meaning)
     assert len({tuple(where[n][w] for w in family.sentence([0, 1, 2, 3, 4, 5, 6], n).split()) for n in range(6)}) == 6
     with_english, others = family.directions(True), family.directions(False)
     assert (len(with_english), len(others)) == (10, 20) and not any(ENGLISH in pair for pair in others)

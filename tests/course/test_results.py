@@ -121,10 +121,10 @@ def test_storing_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "few-shot.json").write_bytes((ROOT / "src/anyformer_course/results/few-shot.json").read_bytes())
     folder = tmp_path / "run"
     folder.mkdir()
-    told = {"name": "few-shot", "form": "full", "claim": "new", "holds": False, "verdict": "does not hold", "seeds": 3,
+    claim = {"name": "few-shot", "form": "full", "claim": "new", "holds": False, "verdict": "does not hold", "seeds": 3,
             "figures": {"mean": 0.51234567, "worst": None}, "machine": "a GPU", "seconds": 7.2, "device": "cpu",
             "cpu_seconds": 30.4}  # fmt: skip
-    (folder / "claim.json").write_text(json.dumps(told))
+    (folder / "claim.json").write_text(json.dumps(claim))
     (folder / "plot.png").write_bytes(b"a plot")
     with pytest.raises(ValueError, match="say why"):
         storing.store(folder)
@@ -144,10 +144,10 @@ def test_storing_a_run_that_is_too_small(tmp_path: Path, monkeypatch: pytest.Mon
     """It is listed without a verdict, and the page says what is missing."""
     monkeypatch.setattr(results, "HERE", tmp_path)
     monkeypatch.setattr(storing, "HERE", tmp_path)
-    told = {"name": "few-shot", "form": "small", "claim": "new", "holds": None, "verdict": "too small to judge",
+    claim = {"name": "few-shot", "form": "small", "claim": "new", "holds": None, "verdict": "too small to judge",
             "seeds": 3, "figures": {"loss": 2.5}, "machine": "2 CPU cores", "seconds": 9, "device": "cpu",
             "cpu_seconds": 7.0}  # fmt: skip
-    (tmp_path / "claim.json").write_text(json.dumps(told))
+    (tmp_path / "claim.json").write_text(json.dumps(claim))
     with pytest.raises(ValueError, match="say why"):
         storing.store(tmp_path)
     storing.store(tmp_path, "Needs a GPU: too few steps.")
@@ -157,7 +157,7 @@ def test_storing_a_run_that_is_too_small(tmp_path: Path, monkeypatch: pytest.Mon
     assert results.judged_run(record) is None and record["why"] == "Needs a GPU: too few steps."
     stored = results.load_result("few-shot")
     assert stored is not None and (stored.verdict, stored.figure) == ("not judged yet", record["why"])
-    (tmp_path / "claim.json").write_text(json.dumps({**told, "verdict": "unfinished"}))
+    (tmp_path / "claim.json").write_text(json.dumps({**claim, "verdict": "unfinished"}))
     with pytest.raises(ValueError, match="the small form has no verdict .unfinished"):
         storing.store(tmp_path)
 

@@ -129,7 +129,7 @@ def test_chance_is_another_for_each_place_and_seed(split):
 
 
 @pytest.mark.parametrize("kind", ["examples", "tokens", "packed"])
-def test_another_seed_is_another_order(split, tmp_path, sizes, kind):
+def test_another_seed_is_another_order(split, sizes, kind):
     """The seed changes the order of examples, the order of batches and the shift of packed rows, not only the noise."""
     options = {"examples": {"examples": 10}, "tokens": {"tokens": 200}, "packed": {"examples": 4}}[kind]
     if kind == "packed":

@@ -163,10 +163,10 @@ def test_an_example_that_gives_nothing_is_counted(tmp_path, tokenizer):
 
 
 def test_progress_is_told(tmp_path, tokenizer):
-    told = []
+    reports = []
     data = Data(train=lines(tmp_path, "x\n" * 600))
-    prepare(data, PlainObjective(), tokenizer, tmp_path / "p", None, lambda *what: told.append(what))
-    assert told == [("train", 256), ("train", 512), ("train", 600)]
+    prepare(data, PlainObjective(), tokenizer, tmp_path / "p", None, lambda *what: reports.append(what))
+    assert reports == [("train", 256), ("train", 512), ("train", 600)]
 
 
 def test_a_failed_preparation_leaves_nothing_that_is_taken_for_whole(tmp_path, tokenizer, monkeypatch):
@@ -245,7 +245,7 @@ class DeadlyObjective(PlainObjective):
         os.kill(os.getpid(), 9)
 
 
-def test_a_killed_encoder_is_one_line_and_a_killed_parent_leaves_none(tmp_path, tokenizer):
+def test_a_killed_encoder_is_one_line_and_a_killed_parent_leaves_none(tokenizer):
     rows = [Row(f"f:{i}", {"text": "x"}) for i in range(100)]
     with pytest.raises(ValueError, match="was killed"):
         list(encode_rows(iter(rows), DeadlyObjective(), tokenizer, workers=2, moment=0.0))

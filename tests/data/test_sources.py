@@ -5,6 +5,7 @@ import json
 import sys
 import wave
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -108,7 +109,7 @@ def test_folders_patterns_and_compression(tmp_path):
     assert texts(TextFiles(path=(str(tmp_path / "d" / "b.txt"), str(tmp_path / "d" / "a.txt.gz")))) == ["b", "a"]
 
 
-def test_bytes_that_are_no_text_are_named_by_line(tmp_path):
+def test_bytes_that_are_not_text_are_reported_by_line(tmp_path):
     path = write(tmp_path / "a.txt", b"one\ntwo \xff\nthree\n")
     assert bad(TextFiles(path=path, unit="line"), "text") == [(f"{path}:2", "not UTF-8")]
     assert texts(TextFiles(path=path, unit="line")) == ["one", "three"]
@@ -183,7 +184,7 @@ def test_renamed_and_nested_columns(tmp_path):
     assert (example["source"], example["target"], example["id"]) == ("dog", "Hund", 3)
 
 
-def test_a_wrong_column_is_told_at_once(tmp_path):
+def test_a_wrong_column_is_an_error_at_once(tmp_path):
     path = write(tmp_path / "a.csv", "sentence,label\nx,1\n")
     with pytest.raises(ValueError, match=r"a\.csv:2: no column 'sentense'; did you mean 'sentence'"):
         good(CSV(path=path, columns={"text": "sentense"}), "text")
@@ -243,7 +244,7 @@ def test_a_damaged_row_does_not_change_the_encoding_of_the_others(tmp_path):
     assert bad(source) == [(f"{path}:3", "not UTF-8")]
     assert bad(CSV(path=path, encoding="ascii"))[0] == (f"{path}:2", "not ascii")
     with pytest.raises(ValueError, match="a.csv: not a text file"):
-        detect_encoding(tmp_path.joinpath(write(tmp_path / "a.csv", b"PK\3\4\0\0\0\0 a spreadsheet" * 9)))
+        detect_encoding(Path(write(tmp_path / "a.csv", b"PK\3\4\0\0\0\0 a spreadsheet" * 9)))
     with pytest.raises(ValueError, match="no encoding 'utf-9'; did you mean 'utf-8'"):
         CSV(path=path, encoding="utf-9")
 
@@ -259,13 +260,13 @@ def test_the_delimiter_of_a_table_is_detected(tmp_path, content, delimiter):
     assert open_table(str(tmp_path / "a.csv"), delimiter="#").delimiter == "#"
 
 
-def test_spreadsheets_leave_empty_cells(tmp_path):
+def test_empty_cells_of_spreadsheets(tmp_path):
     source = open_table(write(tmp_path / "a.csv", "text, kind,,\r\na,b,,\r\nc,d,,,,\r\ne,f,,,,x\r\ng\r\n"))
     assert [(row["text"], row["kind"]) for row in good(source)] == [("a", "b"), ("c", "d")]
     assert [problem for _, problem in bad(source)] == ["6 values for 4 columns", "1 values for 4 columns"]
 
 
-def test_a_required_column_that_holds_no_value_is_a_row_that_is_skipped(tmp_path):
+def test_a_row_without_a_value_in_a_required_column_is_skipped(tmp_path):
     rows = [{"review": "a"}, {"review": "b", "mood": ""}, {"review": "c", "mood": None}, {"review": "d", "mood": []},
             {"review": "e", "mood": ["x", "y"]}, {"review": " ", "mood": "x"}, {"review": "f", "mood": float("nan")},
             {"review": "[]", "mood": 0}]  # fmt: skip
@@ -441,7 +442,7 @@ def test_a_row_that_cannot_be_read_is_reported_once_and_moves_no_other(tmp_path)
     assert len(parts[1]) == 4 and len(parts[0]) == 36
 
 
-def test_both_parts_are_split_the_same_way(tmp_path):
+def test_both_parts_are_split_the_same_way():
     held = Held(source=CSV(path="a.csv"), one_in=10, stratify="label")
     Data(train=held, valid=held.replace(out=True))
     for other in ({"seed": 1}, {"one_in": 5}, {"stratify": None}):
@@ -449,7 +450,7 @@ def test_both_parts_are_split_the_same_way(tmp_path):
             Data(train=held, valid=held.replace(out=True, **other))
 
 
-def test_a_split_with_a_file_of_its_own_is_read_whole(tmp_path):
+def test_a_split_with_its_own_file_is_read_completely(tmp_path):
     """If `--set data.valid.source.path=...` gives validation its own file, no training row is held out."""
     train, valid = (write(tmp_path / name, "text,label\n" + "a,x\nb,y\n" * 100) for name in ("train.csv", "valid.csv"))
     held = Held(source=CSV(path=train), one_in=10, stratify="label")
@@ -472,7 +473,7 @@ def test_a_split_with_a_file_of_its_own_is_read_whole(tmp_path):
         assert apart.splits == {"train": text, "valid": TextFiles(path=valid, unit=unit)}
 
 
-def test_descriptions_survive_json(tmp_path):
+def test_descriptions_survive_json():
     data = Data(
         train=Held(source=CSV(path=("a.csv", "b.csv"), columns={"text": "sentence"})),
         valid=ParallelText(paths={"source": "a", "target": "b"}), test=First(source=PythonDocs(), count=3),
@@ -622,15 +623,15 @@ def test_idx_files_side_by_side_and_the_first_of_a_drawn_order(tmp_path):
         list(IDX(path=str(tmp_path / "cut.gz"), name="x").raw())
 
 
-# -- texts made from columns ------------------------------------------------------------------------------------------
+# -- texts made from columns
 
 
 def test_texts_made_from_other_columns(tmp_path):
     file = tmp_path / "rows.jsonl"
     rows = [{"name": "cat", "words": ["pet", "fur", "paw"]}, {"name": "dog", "words": []}, {"name": "", "words": []}]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    told = Worded(source=JSONLines(path=str(file)), forms=("{name}", "a {name}: {words:2}", "{words}"))
-    rows = list(told.rows(("text",)))
+    worded = Worded(source=JSONLines(path=str(file)), forms=("{name}", "a {name}: {words:2}", "{words}"))
+    rows = list(worded.rows(("text",)))
     assert [row.example and row.example["text"] for row in rows] == [
         ["cat", "a cat: pet, fur", "pet, fur, paw"], ["dog"], None,
     ]  # fmt: skip

@@ -203,30 +203,30 @@ def test_a_table_on_stdout(films: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_mistakes(films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def said(*arguments: str) -> str:
+    def error_of(*arguments: str) -> str:
         assert cli.main(["eval", *arguments]) == 2
         out, err = capsys.readouterr()
         assert err.count("\n") == 1 and out == ""
         return err
 
-    assert f"{tmp_path / 'none'}: no such folder" in said(str(tmp_path / "none"))
+    assert f"{tmp_path / 'none'}: no such folder" in error_of(str(tmp_path / "none"))
     run = str(films / "run")
-    assert "no split 'tets'; did you mean 'test'?" in said(run, "--split", "tets")
-    assert "metrics: no 'acuracy' for labels; did you mean 'accuracy'?" in said(run, "--metrics", "acuracy")
-    assert "--num-beams is 0; it must be at least 1" in said(run, "--num-beams", "0")
-    assert "give a recipe or --csv FILE: MODEL is not the folder of a run" in said(str(tmp_path))
-    assert "no recipe 'sst3'; did you mean 'sst2'?" in said(run, "sst3")
+    assert "no split 'tets'; did you mean 'test'?" in error_of(run, "--split", "tets")
+    assert "metrics: no 'acuracy' for labels; did you mean 'accuracy'?" in error_of(run, "--metrics", "acuracy")
+    assert "--num-beams is 0; it must be at least 1" in error_of(run, "--num-beams", "0")
+    assert "give a recipe or --csv FILE: MODEL is not the folder of a run" in error_of(str(tmp_path))
+    assert "no recipe 'sst3'; did you mean 'sst2'?" in error_of(run, "sst3")
     (tmp_path / "empty.csv").write_text("text,label\n")
-    assert "the test data has no usable example" in said(run, "--set", f"data.test.path={tmp_path}/empty.csv")
+    assert "the test data has no usable example" in error_of(run, "--set", f"data.test.path={tmp_path}/empty.csv")
     (tmp_path / "bad.csv").write_text("text,label\nfine,1\nfine,2\n")
-    wrong = said(run, "--set", f"data.test.path={tmp_path}/bad.csv")
+    wrong = error_of(run, "--set", f"data.test.path={tmp_path}/bad.csv")
     assert "bad.csv:3: column 'label': label 2 is outside 0..1" in wrong
     (tmp_path / "long.csv").write_text(f"text,label\n{'long ' * 30},1\n")
-    wrong = said(run, "--set", f"data.test.path={tmp_path}/long.csv")
+    wrong = error_of(run, "--set", f"data.test.path={tmp_path}/long.csv")
     assert "long.csv:2: 152 tokens; the limit is 64" in wrong
-    wrong = said(run, "--set", 'objective.labels=["a", "b", "c"]')
+    wrong = error_of(run, "--set", 'objective.labels=["a", "b", "c"]')
     assert "3 labels in the objective, 2 in the model" in wrong
-    wrong = said(run, "--set", 'objective.labels=["yes", "no"]')
+    wrong = error_of(run, "--set", 'objective.labels=["yes", "no"]')
     assert "the model's labels are no, yes, in another order than yes, no" in wrong
 
 
@@ -400,8 +400,8 @@ def test_translations_are_written_with_beams(
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
     saved = tmp_path / "said.jsonl"
     found = evaluated(capsys, str(tmp_path / "run"), "--num-beams", "3", "--save", str(saved), "--metrics", "bleu,chrf")
-    said = [json.loads(line) for line in saved.read_text().splitlines()]
-    assert [one["predicted"] for one in said] == [b for _, b in pairs] and found["num_beams"] == 3
+    rows = [json.loads(line) for line in saved.read_text().splitlines()]
+    assert [one["predicted"] for one in rows] == [b for _, b in pairs] and found["num_beams"] == 3
     assert set(beams) == {2, 3}
     wanted = ["eins Zwei drei", "Drei vier!", "Sieben acht Neun zehn"]
     assert found["bleu"] == sacrebleu.corpus_bleu([b for _, b in pairs], [wanted]).score < 90

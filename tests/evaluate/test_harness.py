@@ -226,8 +226,8 @@ def test_the_command(folders: Any, tasks: Path, tmp_path: Path, monkeypatch: Any
     monkeypatch.setattr(sys, "argv", [argument.replace(str(ours), "/no/folder") for argument in sys.argv])
     with pytest.raises(SystemExit) as stopped:
         harness.main()
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert stopped.value.code == 2 and said == "anyformer: /no/folder: no such folder"
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert stopped.value.code == 2 and message == "anyformer: /no/folder: no such folder"
 
 
 def test_mistakes(folders: Any, both: Any, tmp_path: Path) -> None:

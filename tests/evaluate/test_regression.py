@@ -21,22 +21,24 @@ def drawn() -> tuple[Tensor, Tensor]:
 def test_ridge() -> None:
     linear = pytest.importorskip("sklearn.linear_model")
     points, values = drawn()
-    said = ridge(points, values, 0.75)
-    assert torch.equal(said[:, 0], torch.zeros(4, dtype=torch.float64))
+    predicted = ridge(points, values, 0.75)
+    assert torch.equal(predicted[:, 0], torch.zeros(4, dtype=torch.float64))
     for row in range(4):
         for n in LENGTHS:
             theirs = linear.Ridge(alpha=0.75, fit_intercept=False).fit(points[row, :n].numpy(), values[row, :n].numpy())
-            assert float(said[row, n]) == pytest.approx(theirs.predict(points[row, n : n + 1].numpy())[0], abs=1e-9)
+            assert float(predicted[row, n]) == pytest.approx(
+                theirs.predict(points[row, n : n + 1].numpy())[0], abs=1e-9
+            )
 
 
 def test_least_squares() -> None:
     """If several solutions fit, the one with the smallest norm, as LAPACK's."""
     points, values = drawn()
-    said = least_squares(points, values)
+    predicted = least_squares(points, values)
     for row in range(4):
         for n in LENGTHS:
             beta = np.linalg.lstsq(points[row, :n].numpy(), values[row, :n].numpy(), rcond=None)[0]
-            assert float(said[row, n]) == pytest.approx(float(points[row, n].numpy() @ beta), abs=1e-8)
+            assert float(predicted[row, n]) == pytest.approx(float(points[row, n].numpy() @ beta), abs=1e-8)
 
 
 def test_least_squares_with_equal_points() -> None:
@@ -49,12 +51,14 @@ def test_least_squares_with_equal_points() -> None:
 def test_neighbours() -> None:
     near = pytest.importorskip("sklearn.neighbors")
     points, values = drawn()
-    said = neighbours(points, values, 3)
-    assert torch.equal(said[:, 0], torch.zeros(4, dtype=torch.float64))
+    predicted = neighbours(points, values, 3)
+    assert torch.equal(predicted[:, 0], torch.zeros(4, dtype=torch.float64))
     for row in range(4):
         for n in LENGTHS:
             theirs = near.KNeighborsRegressor(min(n, 3)).fit(points[row, :n].numpy(), values[row, :n].numpy())
-            assert float(said[row, n]) == pytest.approx(theirs.predict(points[row, n : n + 1].numpy())[0], abs=1e-9)
+            assert float(predicted[row, n]) == pytest.approx(
+                theirs.predict(points[row, n : n + 1].numpy())[0], abs=1e-9
+            )
 
 
 def test_bayes_is_the_best() -> None:

@@ -31,13 +31,13 @@ def test_both_halves_equal_published(case: Case) -> None:
     theirs, mine = published(case)[0], shared(case)
     for sides in (case.inputs["sample"][1:], (20, 12), (21, 13)):
         x = torch.randn(2, case.inputs["sample"][0], *sides, generator=torch.Generator().manual_seed(0))
-        told = theirs.encode(x).latent_dist
-        grid = told.mean.shape[2:]
+        latent = theirs.encode(x).latent_dist
+        grid = latent.mean.shape[2:]
         found = mine.latent.say(mine.hidden_states(Call({"sample": x})).x).transpose(1, 2).unflatten(2, grid)
-        close(found, told.parameters)
+        close(found, latent.parameters)
         codes, shift = mine.codes(x), theirs.config.shift_factor or 0.0
-        close(codes, (told.mean - shift) * theirs.config.scaling_factor)
-        close(mine.picture(codes), theirs.decode(told.mean).sample)
+        close(codes, (latent.mean - shift) * theirs.config.scaling_factor)
+        close(mine.picture(codes), theirs.decode(latent.mean).sample)
         close(mine.picture(codes), theirs.decode(codes / theirs.config.scaling_factor + shift).sample)
 
 
@@ -60,13 +60,13 @@ def test_every_config_field_is_accounted_for() -> None:
         assert changed.replace(source={}) != plain and FAMILY.write(changed)[name] == value, name
     kinds = {"in_channels", "out_channels", "down_block_types", "up_block_types"}  # the others must match each other
     assert {name for name, field in FAMILY.fields.items() if isinstance(field, Entry)} == {*other} | kinds
-    for wrong, told in (
+    for wrong, message in (
         ({"act_fn": "sylu"}, "did you mean 'silu'"), ({"latents_mean": [0.0]}, "latents_mean"),
         ({"down_block_types": ["AttnDownBlock2D"] * 3}, "down_block_types.*DownEncoderBlock2D"),
         ({"out_channels": 4}, r"out_channels.*4.*embedding\.channels.*3"),
         ({"norm_num_groups": 5}, "norm_num_groups.*5 groups"), ({"block_out_channels": []}, "down_block_types"),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             FAMILY.read({**CASES[0].config, **wrong})
 
 
@@ -128,7 +128,7 @@ def test_a_whole_pipeline_draws_what_diffusers_draws(noise: dict[str, Any], tmp_
 def test_pipelines_that_do_otherwise_are_told(tmp_path: Path) -> None:
     pipeline(tmp_path)
     index, scheduler = tmp_path / "model_index.json", tmp_path / "scheduler" / "scheduler_config.json"
-    for path, change, told in (
+    for path, change, message in (
         (index, {"_class_name": "StableDiffusionPipeline"}, "StableDiffusionPipeline.*valid: DiT"),
         (scheduler, {"clip_sample": True}, "clip_sample=True.*valid"),
         (scheduler, {"prediction_type": "v_prediction"}, "prediction_type='v_prediction'.*epsilon"),
@@ -137,7 +137,7 @@ def test_pipelines_that_do_otherwise_are_told(tmp_path: Path) -> None:
     ):
         before = path.read_text()
         path.write_text(json.dumps({**json.loads(before), **change}))
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             af.load(tmp_path)
         path.write_text(before)
     old = json.loads(scheduler.read_text())

@@ -148,8 +148,8 @@ def test_unsupported_values_are_refused(family: Any) -> None:
     gone = {name: "something" for name, field in family.all_fields.items() if isinstance(field, Removed)}
     with pytest.warns(UnknownFieldWarning) as seen:
         spec = family.read({**config, **gone})
-    told = " ".join(str(each.message) for each in seen)
-    assert spec.replace(source={}) == plain and all(repr(name) in told for name in gone)
+    message = " ".join(str(each.message) for each in seen)
+    assert spec.replace(source={}) == plain and all(repr(name) in message for name in gone)
     assert family.write(spec).items() >= gone.items()
     for name, field in family.all_fields.items():
         if isinstance(field, Fixed) and not isinstance(field, Removed):

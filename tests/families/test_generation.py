@@ -371,13 +371,13 @@ def compiled_equals_eager(case: Case, backend: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(fast, "BACKEND", backend)
     whole = case.id in ONE_WRITER_PER_KIND and backend == "aot_eager"
     model = ours(case) if whole else shallow(case)
-    told = {"return_dict": True, "output_logits": True, "eos_token_id": [], "forced_eos_token_id": []}
+    options = {"return_dict": True, "output_logits": True, "eos_token_id": [], "forced_eos_token_id": []}
     for rows in ((0, 1, 2), (2, 0, 1)):  # other tokens and other padding, with the same shape
         inputs = prompts(case, rows)
         for way in ways.values():
             expected, found = (write(case, inputs, model, **way, compile=compile) for compile in (False, True))
             assert torch.equal(found, expected), way
-        a, b = (write(case, inputs, model, **told, compile=compile) for compile in (False, True))
+        a, b = (write(case, inputs, model, **options, compile=compile) for compile in (False, True))
         assert torch.equal(a.sequences, b.sequences)
         close(torch.stack(b.logits), torch.stack(a.logits))
         graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]

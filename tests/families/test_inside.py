@@ -30,7 +30,7 @@ def run(case: Case, seed: int = 0, batch: int = 1) -> Any:
         return af.trace(shared(case), **make_inputs(case, batch=batch, seed=seed))
 
 
-def said(trace: Any) -> Tensor:
+def scores_of(trace: Any) -> Tensor:
     value = main_tensor(dict(trace.output))[0]
     assert value is not None
     return value
@@ -63,9 +63,9 @@ def test_the_lens_after_the_last_layer_is_the_model(case: Case) -> None:
             af.look.logit_lens(traced)
     else:
         lens = af.look.logit_lens(traced)
-        close(lens.logits(-1), said(traced), 1e-6)
+        close(lens.logits(-1), scores_of(traced), 1e-6)
         assert len(lens) == len(last_stretch(body(model).last_stack)[1]) + 1
-        assert len(lens) == 1 or not torch.allclose(lens.logits(0), said(traced))
+        assert len(lens) == 1 or not torch.allclose(lens.logits(0), scores_of(traced))
 
 
 def check_refusal(traced: Any, facts: str) -> None:
@@ -83,7 +83,7 @@ def test_contributions_add_up_to_the_score(case: Case) -> None:
         with pytest.raises(ValueError, match=reason):
             af.look.contributions(traced)
         return
-    value = said(traced)
+    value = scores_of(traced)
     found = af.look.contributions(traced, position=[0, -1])
     expected = value[0, [0, -1]].max(-1).values
     close(found.scores, expected)

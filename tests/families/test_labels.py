@@ -16,8 +16,8 @@ TINY = {
 MANY = {str(i): f"kind {i}" for i in (0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9)}  # in the order of strings
 TABLES: dict[str, dict[str, Any]] = {
     "nothing": {},
-    "number alone": {"num_labels": 7},
-    "names alone": {"id2label": {"0": "no", "1": "yes", "2": "maybe"}},
+    "only a number": {"num_labels": 7},
+    "only names": {"id2label": {"0": "no", "1": "yes", "2": "maybe"}},
     "they agree": {"num_labels": 3, "id2label": {"0": "no", "1": "yes", "2": "maybe"}},
     "the number is larger": {"num_labels": 50, "id2label": {"0": "no", "1": "yes"}, "label2id": {"no": 0, "yes": 1}},
     "the number is smaller": {"num_labels": 1, "id2label": {"0": "no", "1": "yes"}, "label2id": {"no": 0, "yes": 1}},
@@ -34,13 +34,13 @@ TABLES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("model_type", ["bert", "bart"])
-@pytest.mark.parametrize("said", TABLES.values(), ids=TABLES)
-def test_labels_are_those_of_the_published_class(said: dict[str, Any], model_type: str) -> None:
+@pytest.mark.parametrize("fields", TABLES.values(), ids=TABLES)
+def test_labels_are_those_of_the_published_class(fields: dict[str, Any], model_type: str) -> None:
     transformers = pytest.importorskip("transformers")
     family, kind = families.find(model_type), transformers.CONFIG_MAPPING[model_type]
     architecture = next(name for name in family.architectures if name.endswith("ForSequenceClassification"))
     sizes = TINY if model_type == "bert" else {"vocab_size": 9, "d_model": 16, "pad_token_id": 1}
-    config = {**sizes, "model_type": model_type, "architectures": [architecture], **said}
+    config = {**sizes, "model_type": model_type, "architectures": [architecture], **fields}
     theirs, spec = kind.from_dict(config), family.read(config)
     assert spec.head.num_labels == theirs.num_labels
     names = spec.source.get("id2label") or {str(i): f"LABEL_{i}" for i in range(spec.head.num_labels)}
@@ -51,18 +51,18 @@ def test_labels_are_those_of_the_published_class(said: dict[str, Any], model_typ
 
 
 @pytest.mark.parametrize(
-    "said",
+    "fields",
     [{"id2label": ["a", "b"]}, {"id2label": {"a": 0}}, {"num_labels": None}, {"num_labels": 2.5}, {"num_labels": "3"},
      {"num_labels": -1}, {"id2label": 7}],
     ids=str,
 )  # fmt: skip
-def test_what_is_no_table_of_labels_is_refused(said: dict[str, Any]) -> None:
+def test_an_invalid_table_of_labels_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"bert config: (id2label|num_labels)"):
-        families.find("bert").read({**TINY, **said})
+        families.find("bert").read({**TINY, **fields})
 
 
-def test_a_class_is_known_by_its_old_spelling_alone() -> None:
-    """The first of several classes is used; another spelling of a class is accepted; other names are refused."""
+def test_the_class_of_a_config() -> None:
+    """The first of several classes is used; an old spelling of a class is accepted; other names are refused."""
     bert, t5, llama = (families.find(name) for name in ("bert", "t5", "llama"))
     several = ["BertForMaskedLM", "BertForPreTraining"]
     assert bert.read({**TINY, "architectures": several}).architecture == "BertForMaskedLM"
@@ -75,7 +75,7 @@ def test_a_class_is_known_by_its_old_spelling_alone() -> None:
         bert.read({**TINY, "architectures": ["BertForSentenceClassification"]})
 
 
-def test_values_of_another_kind_are_refused() -> None:
+def test_values_of_a_wrong_type_are_refused() -> None:
     bert = families.find("bert")
     for name, value in {
         "hidden_size": "64", "layer_norm_eps": float("inf"), "hidden_dropout_prob": {"__float__": "NaN"},
@@ -93,7 +93,7 @@ def test_null_is_the_default_of_a_number_and_false() -> None:
     assert bert.read({**TINY, "pad_token_id": None}).embedding.tokens.padding_index is None  # here it is intended
 
 
-def test_of_two_names_of_a_field_the_alias_counts() -> None:
+def test_an_alias_overrides_the_name_of_a_field() -> None:
     transformers = pytest.importorskip("transformers")
     for config in ({"n_embd": 48, "hidden_size": 96}, {"hidden_size": 96, "n_embd": 48}):
         assert transformers.GPT2Config(**config).n_embd == 96

@@ -24,7 +24,7 @@ def model(sharing: str = "headwise", **more: Any) -> Any:
 
 
 @over_sharing
-def test_with_nothing_left_out_it_is_plain_attention(sharing: str) -> None:
+def test_a_projection_that_loses_nothing_is_plain_attention(sharing: str) -> None:
     """With k = T and identity projections, it equals RoBERTa with the same weights."""
     mine = model(sharing, projected=64)
     config = {**SMALL["linformer"], "architectures": ["RobertaForMaskedLM"]}
@@ -54,12 +54,12 @@ def test_the_formula(sharing: str) -> None:
         hook = op.register_forward_hook(lambda module, inputs, out, found=found: found.update(x=inputs[0], out=out))
         mine(inputs_embeds=x)
         hook.remove()
-        owner, own = first if sharing == "layerwise" else op, sharing in ("none", "headwise")
-        E, V = (op.project_k, op.project_v) if own else (owner.project, owner.project)
+        shared = (first if sharing == "layerwise" else op).project if sharing in ("key_value", "layerwise") else None
+        E, F_ = (op.project_k, op.project_v) if shared is None else (shared, shared)
         q, k, v = (part(found["x"]).split(8, dim=-1) for part in (op.q, op.k, op.v))
         heads = []
         for i in range(3):
-            e, f = (t[i, :, :17] if t.dim() == 3 else t[:, :17] for t in (E, V))
+            e, f = (t[i, :, :17] if t.dim() == 3 else t[:, :17] for t in (E, F_))
             weights = (q[i] @ (e @ k[i]).transpose(1, 2) / math.sqrt(8)).softmax(-1)
             assert weights.shape == (2, 17, 8)
             heads.append(weights @ (f @ v[i]))
@@ -80,7 +80,7 @@ def test_invariants(sharing: str) -> None:
     assert all_hold(mine, {"input_ids": ids}, {"labels": ids}) == ENCODER
     holds_in_half_precision(model(sharing, initializer_range=0.1), {"input_ids": ids})
     mask = torch.ones_like(ids)
-    mask[0] = 0  # a row that sees nothing
+    mask[0] = 0  # every token of this row is masked
     mine(input_ids=ids, attention_mask=mask, labels=ids).loss.backward()
     assert all(p.grad.isfinite().all() for p in mine.parameters())
     padded = F.pad(ids, (0, 32), value=1)  # without a mask, padding is text

@@ -86,7 +86,7 @@ class Form:
     file: str = "config.json"
     zipped: bool = False  # torch writes zip files since 1.6
     wrap: str = ""
-    told: str | None = None  # the class, if nothing in the folder names it
+    named: str | None = None  # the class, if nothing in the folder names it
 
 
 FORMS = {
@@ -95,10 +95,10 @@ FORMS = {
     "bert-masked": Form("BertForMaskedLM", {**BERT, **YEAR}, without("decoder.bias"), zipped=True),
     "bert-labels": Form("BertForSequenceClassification", {**BERT, **YEAR, "num_labels": 5}),
     "bert-next": Form("BertForNextSentencePrediction", {**BERT, **YEAR}, zipped=True),
-    "bert-bare": Form("BertModel", {**BERT, **YEAR}, told="BertModel"),
+    "bert-bare": Form("BertModel", {**BERT, **YEAR}, named="BertModel"),
     "bert-wrapped": Form("BertForMaskedLM", {**BERT, **YEAR}, wrap="state_dict"),
     "gpt2": Form("GPT2LMHeadModel", {**GPT2, **YEAR}, bare_gpt2),
-    "gpt2-base": Form("GPT2Model", {**GPT2, **YEAR}, told="GPT2Model", zipped=True),
+    "gpt2-base": Form("GPT2Model", {**GPT2, **YEAR}, named="GPT2Model", zipped=True),
     "roberta": Form(
         "RobertaForMaskedLM", {**BERT, **YEAR, "type_vocab_size": 1, "layer_norm_eps": 1e-5}, roberta_leftovers
     ),
@@ -129,7 +129,7 @@ def opened(form: Form, source: Path, target: Path) -> Any:
     held = pickled_weights.tensors_in(str(source / "pytorch_model.bin"))
     target.mkdir()
     save_file({name: tensor.clone() for name, tensor in held.items()}, target / "model.safetensors")
-    return af.load(source, weights=target, architecture=form.told)
+    return af.load(source, weights=target, architecture=form.named)
 
 
 LATER = FORMS.keys() - {"bert", "bert-masked", "bert-wrapped", "gpt2", "t5"}  # one of each way to name and to store

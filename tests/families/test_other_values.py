@@ -88,7 +88,7 @@ def test_values_of_which_nothing_can_be_made_are_named(architecture: str, name: 
     assert "\n" not in str(error.value)
 
 
-def told(folder: Path, architecture: str, **changes: Any) -> tuple[Any, Any, dict[str, torch.Tensor]]:
+def both_models(folder: Path, architecture: str, **changes: Any) -> tuple[Any, Any, dict[str, torch.Tensor]]:
     """Return the published model of a class's first case with other values, ours, and their inputs."""
     case = FIRST[architecture]
     config = {**case.config, **changes, "model_type": case.model_type, "architectures": [architecture]}
@@ -101,7 +101,7 @@ def told(folder: Path, architecture: str, **changes: Any) -> tuple[Any, Any, dic
 
 
 def test_states_that_are_averaged_are_part_of_the_answer(tmp_path: Path) -> None:
-    theirs, ours, inputs = told(tmp_path, "WhisperForAudioClassification", use_weighted_layer_sum=True)
+    theirs, ours, inputs = both_models(tmp_path, "WhisperForAudioClassification", use_weighted_layer_sum=True)
     with torch.no_grad():
         for asked in ({}, {"output_hidden_states": False}):
             expected, found = theirs(**inputs, **asked), ours(**inputs, **asked)
@@ -111,7 +111,7 @@ def test_states_that_are_averaged_are_part_of_the_answer(tmp_path: Path) -> None
 
 
 def test_a_tuple_of_what_is_done_holds_what_is_published(tmp_path: Path) -> None:
-    theirs, ours, inputs = told(tmp_path, "DecisionTransformerModel", return_dict=False)
+    theirs, ours, inputs = both_models(tmp_path, "DecisionTransformerModel", return_dict=False)
     with torch.no_grad():
         expected, found = theirs(**inputs), ours(**inputs)
     assert isinstance(found, tuple) and len(found) == len(expected)
@@ -129,13 +129,13 @@ def test_what_is_left_open_stays_open(architecture: str, changes: dict[str, Any]
     family = families.find(case.model_type)
     config = {**case.config, **changes}
     config.pop(name, None)
-    for said in ({}, {name: None}, {name: 128}):
-        spec = family.read({**config, **said, "architectures": [architecture]})
-        assert family.write(spec)[name] == said.get(name)
+    for field in ({}, {name: None}, {name: 128}):
+        spec = family.read({**config, **field, "architectures": [architecture]})
+        assert family.write(spec)[name] == field.get(name)
 
 
 def test_what_a_perceiver_reads_has_two_names(tmp_path: Path) -> None:
-    theirs, ours, given = told(tmp_path, "PerceiverForSequenceClassification")
+    theirs, ours, given = both_models(tmp_path, "PerceiverForSequenceClassification")
     ids = given["input_ids"]
     with torch.no_grad():
         close(ours(inputs=ids).logits, theirs(inputs=ids).logits)
@@ -150,7 +150,7 @@ def test_what_is_shown_unasked_the_inner_config_says(architecture: str, tmp_path
     shown = {"output_hidden_states": True}
     for name, changes in (("inner", {inner: {**FIRST[architecture].config[inner], **shown}}), ("outer", shown)):
         (tmp_path / name).mkdir()
-        theirs, ours, inputs = told(tmp_path / name, architecture, **changes)
+        theirs, ours, inputs = both_models(tmp_path / name, architecture, **changes)
         with torch.no_grad():
             expected, found = theirs(**inputs).get("hidden_states"), ours(**inputs).get("hidden_states")
         assert (expected is None) == (found is None) == (name == "outer")

@@ -81,6 +81,10 @@ def test_there_are_enough_of_them() -> None:
     types = {row["config"]["model_type"] for row in PUBLISHED}
     wanted = [family for family in families.catalogue().values() if family.library == "transformers"]
     assert {family.name for family in wanted if family.architectures} <= types
+    total, refused = len(PUBLISHED), len(REFUSED)
+    page = (Path(__file__).parents[2] / "docs/results/edges.md").read_text()
+    assert f"**{total - refused}** of {total}; {refused} refused" in page
+    assert f"{total} `config.json` files of the {len(types)} model types" in page
 
 
 GONE = [

@@ -159,13 +159,13 @@ def test_seeds_of_the_hash() -> None:
     config = {**SMALL, **MIXED, "architectures": ["ReformerModel"]}
     family, ids = families.find("reformer"), ids_of(2, 48)
 
-    def said(seed: int | None, train: bool = False) -> Any:
+    def two_runs(seed: int | None, train: bool = False) -> Any:
         model = af.build(family.read({**config, "hash_seed": seed})).train(train)
         with torch.no_grad():
             return [model(input_ids=ids)[0] for _ in range(2)]
 
-    three, four, none, taught = said(3), said(4), said(None), said(None, train=True)
-    assert torch.equal(*three) and torch.equal(*none) and torch.equal(*said(3, train=True))
+    three, four, none, taught = two_runs(3), two_runs(4), two_runs(None), two_runs(None, train=True)
+    assert torch.equal(*three) and torch.equal(*none) and torch.equal(*two_runs(3, train=True))
     assert not torch.allclose(three[0], four[0]) and not torch.allclose(*taught)
     rounds = {f"encoder.layers.{i}.attention.op.rounds": 9 for i in (0, 2)}  # the shape for num_hashes=9
     case = EACH["reads"]

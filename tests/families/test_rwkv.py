@@ -73,7 +73,7 @@ def test_a_real_checkpoint(shared_data: Path, tmp_path: Path) -> None:
         close(out.logits[0, -1], expected)
 
 
-def test_halving_is_for_evaluation_alone(tmp_path: Path) -> None:
+def test_halving_is_for_evaluation_alone() -> None:
     """In training the stream is not halved; weights, which the published class divides in place, do not change."""
     inputs, model = make_inputs(HALVED), ours(HALVED)
     plain = {**HALVED.config, "rescale_every": 0}

@@ -54,9 +54,9 @@ def test_languages_may_be_left_out_and_segments_are_tokens() -> None:
     both("XLMModel-odd", input_ids=ids, token_type_ids=ids.flip(-1))
     model = shared(BY_ID["XLMModel"])
     with torch.no_grad():
-        plain, told = model(input_ids=ids)[0], model(input_ids=ids, langs=torch.zeros_like(ids))[0]
-        assert torch.equal(told, model(input_ids=ids, langs=ids.new_zeros(1, 1))[0])
-    assert not torch.allclose(plain, told, atol=1e-3)
+        plain, first_language = model(input_ids=ids)[0], model(input_ids=ids, langs=torch.zeros_like(ids))[0]
+        assert torch.equal(first_language, model(input_ids=ids, langs=ids.new_zeros(1, 1))[0])
+    assert not torch.allclose(plain, first_language, atol=1e-3)
     with pytest.raises(ValueError, match="langs.* 3"):
         model(input_ids=ids, langs=torch.full_like(ids, 3))
     both("XLMModel-odd", input_ids=ids, langs=torch.ones_like(ids))  # without language vectors: ignored, as published

@@ -38,8 +38,8 @@ class Result:
 def judged(attack: Callable[[], Any]) -> Result:
     """A one-line ValueError or OSError refuses a file correctly; any other error is a bug."""
     try:
-        said = io.StringIO()
-        with warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        printed = io.StringIO()
+        with warnings.catch_warnings(), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             warnings.simplefilter("ignore")
             attack()
         return Result("works")

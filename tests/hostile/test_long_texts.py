@@ -102,8 +102,8 @@ def measured(text: str, megabytes: int, folder: Path) -> dict[str, float]:
     """Prepare a file of this many megabytes for training in a new process, and return its measurements."""
     (folder / "text.txt").write_text(text, encoding="utf-8")
     command = [sys.executable, "-c", MEASURED, str(folder / "text.txt"), str(megabytes)]
-    said = subprocess.run(command, check=True, text=True, capture_output=True, env={**os.environ}).stdout
-    return json.loads(said)
+    output = subprocess.run(command, check=True, text=True, capture_output=True, env={**os.environ}).stdout
+    return json.loads(output)
 
 
 @pytest.mark.parametrize("shape", [pytest.param("lines", marks=pytest.mark.slow), "one line"])

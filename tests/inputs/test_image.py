@@ -293,7 +293,7 @@ def test_colours_are_those_of_the_published_processor(settings: dict[str, Any], 
     assert torch.equal(af.processor(tmp_path)(images=drawn)["input_ids"], expected)
 
 
-def test_mistakes_about_colours(tmp_path: Path) -> None:
+def test_mistakes_about_colours() -> None:
     kind = {"image_processor_type": "ImageGPTImageProcessor"}
     for clusters in (None, [], [[0.1, 0.2]]):
         with pytest.raises(ValueError, match="clusters must be a list of colours, three numbers each"):

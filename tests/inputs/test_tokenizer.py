@@ -134,7 +134,7 @@ def test_t5_ends_its_texts_and_has_sentinels(folders) -> None:
 def test_marian_reads_one_language_and_writes_the_other(tmp_path: Path) -> None:
     pieces(tmp_path, "source.spm", "unigram", vocab_size=150)
     source = sentencepiece.SentencePieceProcessor(str(tmp_path / "source.spm"))
-    known = [source.id_to_piece(i) for i in range(3, source.get_piece_size(), 1) if i % 11]
+    known = [source.id_to_piece(i) for i in range(3, source.get_piece_size()) if i % 11]
     words = ["</s>", "<unk>", *reversed(known), "▁targetword", ">>fr<<", "<pad>"]
     write(tmp_path, "vocab.json", {word: i for i, word in enumerate(words)})
     write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "MarianTokenizer"})

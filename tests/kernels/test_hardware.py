@@ -67,8 +67,11 @@ def test_models_do_the_same_without(lacking: str, monkeypatch: pytest.MonkeyPatc
 
     def done(exact: bool) -> list[torch.Tensor]:
         with torch.no_grad():
-            told = [quantize(model_of("gpt2"), exact=exact)(**inputs).logits, pack(model_of("gpt2"))(**inputs).logits]
-        return [*told, af.generate(model_of("gpt2"), input_ids=inputs["input_ids"], max_new_tokens=4)]
+            results = [
+                quantize(model_of("gpt2"), exact=exact)(**inputs).logits,
+                pack(model_of("gpt2"))(**inputs).logits,
+            ]
+        return [*results, af.generate(model_of("gpt2"), input_ids=inputs["input_ids"], max_new_tokens=4)]
 
     without = done(exact=False)
     monkeypatch.delenv(hardware.HIDING)
@@ -76,7 +79,7 @@ def test_models_do_the_same_without(lacking: str, monkeypatch: pytest.MonkeyPatc
         assert torch.allclose(a, b, atol=1e-5)
 
 
-def test_without_a_compiler_compiling_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_compiler_compiling_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(hardware.HIDING, "compiler")
     with pytest.raises(ValueError, match=r"compile=True: there is no C\+\+ compiler here"):
         af.generate(model_of("gpt2"), input_ids=inputs_of("gpt2")["input_ids"], max_new_tokens=4, compile=True)
@@ -137,8 +140,8 @@ def test_python_takes_auto_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", ["generate", "run fill-mask", "train", "eval"])
 def test_every_verb_has_the_same_flag(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*verb.split(), "--help"]) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "--device NAME auto (a GPU if there is one, else cpu), cpu, cuda, cuda:1, mps" in told
+    output = " ".join(capsys.readouterr().out.split())
+    assert "--device NAME auto (a GPU if there is one, else cpu), cpu, cuda, cuda:1, mps" in output
 
 
 # -- deadlines

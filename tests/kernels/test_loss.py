@@ -14,7 +14,7 @@ from small import close
 V, D = 37, 12
 
 
-def things(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     g = torch.Generator().manual_seed(0)
     x = torch.randn(4, 9, D, generator=g).to(dtype).requires_grad_()
     weight = torch.randn(V, D, generator=g).to(dtype).requires_grad_()
@@ -33,13 +33,13 @@ def plain(x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, smoothing: flo
 @pytest.mark.parametrize("chunk", [1, 5, 36, 1000, None])
 @pytest.mark.parametrize(("smoothing", "z", "biased"), [(0.0, 0.0, False), (0.1, 0.0, True), (0.2, 1e-2, True)])
 def test_equals_torch(chunk: int | None, smoothing: float, z: float, biased: bool) -> None:
-    x, w, b, labels = things()
+    x, w, b, labels = inputs()
     given = [x, w, b] if biased else [x, w]
     bias = b if biased else None
     ours = linear_cross_entropy(x, w, labels, bias, smoothing=smoothing, z_loss=z, chunk=chunk)
     right = plain(x, w, bias, labels, smoothing, z)
     close(ours, right, 1e-6)
-    # the precomputed gradients must be multiplied by the incoming one
+    # gradients are precomputed; backward multiplies them by the incoming one
     for a, c in zip(torch.autograd.grad(ours * 0.37, given), torch.autograd.grad(right * 0.37, given)):
         close(a, c, 2e-6)
     with torch.no_grad():
@@ -53,16 +53,16 @@ def test_hand_computed() -> None:
     close(linear_cross_entropy(x, weight, torch.tensor([1, 0])), torch.tensor(8 / 3).log())
 
 
-def test_only_what_is_asked_gets_a_gradient() -> None:
-    x, w, b, labels = things()
+def test_a_frozen_weight_gets_no_gradient() -> None:
+    x, w, b, labels = inputs()
     frozen = w.detach()
     (by_x,) = torch.autograd.grad(linear_cross_entropy(x, frozen, labels, chunk=7), [x])
     close(by_x, torch.autograd.grad(plain(x, frozen, None, labels), [x])[0], 2e-6)
     assert not by_x[3].any() and not by_x[0, :4].any() and by_x[1].all()
 
 
-def test_nothing_asked_is_zero() -> None:
-    x, w, b, labels = things()
+def test_no_label_gives_zero() -> None:
+    x, w, b, labels = inputs()
     total = linear_cross_entropy(x, w, torch.full_like(labels, -100), b)
     assert total.item() == 0
     assert not any(g.any() for g in torch.autograd.grad(total, [x, w, b]))
@@ -72,7 +72,7 @@ def test_nothing_asked_is_zero() -> None:
 @pytest.mark.parametrize("chunk", [5, None])
 def test_bfloat16_sums_in_float32(chunk: int | None) -> None:
     """Under autocast, the only error is one rounding of the products; the gradient of the weights is fp32."""
-    x, w, b, labels = things()
+    x, w, b, labels = inputs()
     with torch.autocast("cpu", torch.bfloat16):
         ours = linear_cross_entropy(x, w, labels, b, chunk=chunk)
     right = plain(x, w, b, labels)
@@ -81,7 +81,7 @@ def test_bfloat16_sums_in_float32(chunk: int | None) -> None:
     for a, c in zip(torch.autograd.grad(ours, [x, w, b]), torch.autograd.grad(right, [x, w, b])):
         assert a.dtype == torch.float32
         close(a, c, 2e-2)
-    half = things(torch.bfloat16)
+    half = inputs(torch.bfloat16)
     total = linear_cross_entropy(half[0], half[1], half[3], half[2], chunk=chunk)
     assert [g.dtype for g in torch.autograd.grad(total, half[:3])] == [torch.bfloat16] * 3
 
@@ -90,8 +90,8 @@ def test_a_thousand_chunks_lose_nothing() -> None:
     """1,000 bf16 chunks whose weight gradients are each below the rounding of their sum."""
     x = torch.ones(1000, 1, dtype=torch.bfloat16)
     w = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
-    (slope,) = torch.autograd.grad(linear_cross_entropy(x, w, torch.zeros(1000, dtype=torch.long), chunk=1), [w])
-    assert slope.flatten().tolist() == [-500, 500]
+    (gradient,) = torch.autograd.grad(linear_cross_entropy(x, w, torch.zeros(1000, dtype=torch.long), chunk=1), [w])
+    assert gradient.flatten().tolist() == [-500, 500]
 
 
 def test_memory_is_one_chunk() -> None:
@@ -117,7 +117,7 @@ def test_memory_is_one_chunk() -> None:
     "backend", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.compiler])]
 )
 def test_compiles_whole(backend: str) -> None:
-    x, w, b, labels = things()
+    x, w, b, labels = inputs()
 
     def ours(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return linear_cross_entropy(x, w, labels, b, smoothing=0.1, z_loss=1e-3, chunk=7)
@@ -130,8 +130,8 @@ def test_compiles_whole(backend: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [V, -1, -101])
-def test_a_label_outside_is_one_line(bad: int) -> None:
-    x, w, b, labels = things()
+def test_an_invalid_label_is_one_line(bad: int) -> None:
+    x, w, b, labels = inputs()
     labels[1, 1] = bad
     with pytest.raises(ValueError, match=f"label {bad} is outside the vocabulary of {V}"):
         linear_cross_entropy(x, w, labels)
@@ -140,9 +140,9 @@ def test_a_label_outside_is_one_line(bad: int) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_odd_vocabularies_are_filled_up(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_odd_vocabularies_are_padded(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(kernel.ROWS, device, 64)
-    x, w, b, labels = (t.detach().to(device).requires_grad_(t.is_floating_point()) for t in things())
+    x, w, b, labels = (t.detach().to(device).requires_grad_(t.is_floating_point()) for t in inputs())
     ours, right = linear_cross_entropy(x, w, labels, b, smoothing=0.1, chunk=5), plain(x, w, b, labels, 0.1)
     close(ours, right, 1e-5)
     for a, c in zip(torch.autograd.grad(ours, [x, w, b]), torch.autograd.grad(right, [x, w, b])):

@@ -110,10 +110,10 @@ def wrong_once(values: Values, place: Place) -> list[Row]:
 
 def test_an_error_of_one_trial_leaves_the_others(tmp_path: Path) -> None:
     """The other trials finish, the command ends with one line, and the next command runs the failed trial again."""
-    trials, told = Trials(numbered(0, 1, 2), wrong_once, tmp_path, "cpu"), list[str]()
+    trials, reports = Trials(numbered(0, 1, 2), wrong_once, tmp_path, "cpu"), list[str]()
     with pytest.raises(ValueError, match="^n0: KeyError: 'nought'$"):
-        trials.perform(tell=told.append)
-    assert [line.split(",")[0] for line in told] == ["n0: KeyError: 'nought'", "n1: done", "n2: done"]
+        trials.perform(tell=reports.append)
+    assert [line.split(",")[0] for line in reports] == ["n0: KeyError: 'nought'", "n1: done", "n2: done"]
     assert [trial.name for trial in trials.remaining] == ["n0"]
     (tmp_path / "mended").touch()
     assert len(trials.perform()) == 6 and not (tmp_path / "trials/n0/error.txt").exists()

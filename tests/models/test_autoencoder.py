@@ -182,7 +182,7 @@ def test_it_is_counted_drawn_traced_and_changed_like_any_model() -> None:
     assert math.prod(spec().grid) == 24
 
 
-@pytest.mark.parametrize(("change", "told"), [
+@pytest.mark.parametrize(("change", "message"), [
     (lambda: ConvEmbedding(image_size=(8, 9), widths=(8, 8)), "2 stages need sides divisible by 2, got 8 x 9"),
     (lambda: ConvEmbedding(image_size=(8, 8), widths=()), "ConvEmbedding.widths are ()"),
     (lambda: ConvEmbedding(image_size=(8, 8), widths=(4,), kernel=4), "kernel is 4; it must be odd"),
@@ -201,7 +201,7 @@ def test_it_is_counted_drawn_traced_and_changed_like_any_model() -> None:
     (lambda: af.build(spec()).picture(torch.zeros(1, 4, 5).long()), "codes must be (batch, 4, 6), got (1, 4, 5)"),
     (lambda: af.build(spec()).picture(torch.full((1, 4, 6), 12)), "from 0 to 11, got 12 to 12"),
 ])  # fmt: skip
-def test_mistakes(change: Any, told: str) -> None:
+def test_mistakes(change: Any, message: str) -> None:
     with pytest.raises(ValueError) as error:
         change()
-    assert told in str(error.value)
+    assert message in str(error.value)

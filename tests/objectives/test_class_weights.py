@@ -74,7 +74,7 @@ def test_weights_that_cannot_be(make: Any, why: str) -> None:
         make()
 
 
-def test_several_labels(tmp_path: Any) -> None:
+def test_several_labels() -> None:
     objective = MultiLabel(labels=LABELS, separator="|")
     model, batch = model_and_batch(objective, [np.float32([1, 0, 1]), np.float32([0, 0, 0])])
     model.head.problem = "multi_label_classification"

@@ -60,15 +60,15 @@ def test_the_loss_by_hand(choices: int) -> None:
     assert batch["attention_mask"].tolist() == [[1] * 6, [1] * 3 + [0] * 3]
     net = objective.module(model(action_tanh=not choices)).eval()
     with torch.no_grad():
-        said = net(**batch).action_preds
+        predicted = net(**batch).action_preds
         loss = objective.losses(net, batch)["loss"]
     expected = torch.zeros(())
     for row, n in enumerate((6, 3)):
         done = batch["actions"][row, :n]
         if choices:
-            expected += F.cross_entropy(said[row, :n], done.argmax(-1), reduction="sum")
+            expected += F.cross_entropy(predicted[row, :n], done.argmax(-1), reduction="sum")
         else:
-            expected += F.mse_loss(said[row, :n], done) * n
+            expected += F.mse_loss(predicted[row, :n], done) * n
     torch.testing.assert_close(loss, expected)
     assert objective.weights(batch) == {"loss": 9.0}
 

@@ -66,9 +66,9 @@ def test_the_assistants_tokens_are_those_of_transformers(ours: str, make: Any, t
             talk, chat_template=theirs, return_assistant_tokens_mask=True, return_dict=True, add_special_tokens=False
         )
         record = Dialogue().ready(tokenizer).encode({"messages": talk}, tokenizer)
-        wanted = [i if said else -100 for i, said in zip(right["input_ids"], right["assistant_masks"])]
+        labels = [i if keep else -100 for i, keep in zip(right["input_ids"], right["assistant_masks"], strict=True)]
         assert record["input_ids"].tolist() == right["input_ids"] and sum(right["assistant_masks"]) > 4
-        assert record["labels"].tolist() == wanted
+        assert record["labels"].tolist() == labels
     assert chat.assistant_spans(tokenizer, TALK[1:])[0] == oracle.apply_chat_template(TALK[1:], tokenize=False)
 
 
@@ -90,7 +90,7 @@ def test_the_loss_is_of_the_assistants_tokens(tokenizer: Tokenizer) -> None:
     assert float(loss) == pytest.approx(total, rel=1e-5)
 
 
-def test_what_is_too_long_is_cut_after_an_answer(tokenizer: Tokenizer) -> None:
+def test_a_conversation_that_is_too_long_is_cut_after_an_answer(tokenizer: Tokenizer) -> None:
     objective = Dialogue().ready(tokenizer)
 
     def ids(stop: int) -> list[int]:
@@ -100,8 +100,8 @@ def test_what_is_too_long_is_cut_after_an_answer(tokenizer: Tokenizer) -> None:
     for length, wanted in ((len(whole), whole), (len(whole) - 1, first), (len(first), first)):
         record = objective.replace(length=length).encode({"messages": TALK}, tokenizer)
         assert record["input_ids"].tolist() == wanted
-    asked = [*TALK, {"role": "user", "content": "And?"}]  # a question without an answer is removed first
-    assert objective.replace(length=len(whole)).encode({"messages": asked}, tokenizer)["input_ids"].tolist() == whole
+    longer = [*TALK, {"role": "user", "content": "And?"}]  # the last question is removed first
+    assert objective.replace(length=len(whole)).encode({"messages": longer}, tokenizer)["input_ids"].tolist() == whole
     with pytest.raises(ValueError, match=rf"{len(first)} tokens up to the first answer; the limit is 9"):
         objective.replace(length=9).encode({"messages": TALK}, tokenizer)
 
@@ -117,7 +117,7 @@ def test_bad_conversations_are_one_line(messages: Any, why: str, tokenizer: Toke
         Dialogue().ready(tokenizer).encode({"messages": messages}, tokenizer)
 
 
-def test_templates_that_do_not_tell(tokenizer: Tokenizer) -> None:
+def test_templates_that_do_not_mark_the_assistant(tokenizer: Tokenizer) -> None:
     """A template that drops earlier answers, marks nothing, or changes the marked text; and a missing tokenizer."""
     forgets = "{% for m in messages %}{{ m.content if loop.last or m.role == 'user' else '...' }}\n{% endfor %}"
     nothing = "{% if false %}{% generation %}{% endgeneration %}{% endif %}{{ messages[0].content }}"

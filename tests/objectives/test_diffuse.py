@@ -62,10 +62,10 @@ def test_what_chance_does_and_the_loss_by_hand(source: Arrays, tmp_path: Path) -
         step = (batch["moment"] * 1000).long()
         left = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64), 0)[step][:, None, None, None]
         mixed = (left.sqrt() * batch["pixel_values"] + (1 - left).sqrt() * batch["noise"]).float()
-        said = learner(hidden_states=mixed, timestep=step, class_labels=batch["class_labels"]).sample
+        predicted = learner(hidden_states=mixed, timestep=step, class_labels=batch["class_labels"]).sample
         found = OBJECTIVE.losses(OBJECTIVE.module(learner), batch)["loss"]
         split_up = sum(OBJECTIVE.losses(learner, part)["loss"] for part in parts)
-    expected = 24 * (said - batch["noise"]).square().mean()
+    expected = 24 * (predicted - batch["noise"]).square().mean()
     assert OBJECTIVE.weights(batch) == {"loss": 24.0}
     assert float(found) == pytest.approx(float(expected), rel=1e-5) == pytest.approx(float(split_up), rel=1e-5)
 

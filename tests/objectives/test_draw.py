@@ -169,13 +169,13 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     out = tmp_path / "egg.png"
     assert cli.main(["run", "draw", str(folder), "an egg", "-o", str(out), "--count", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["file"] == str(out) and out.stat().st_size > 50
-    for line, told in (
+    for line, message in (
         (["run", "draw", str(folder), "egg " * 9], "this model reads at most 6"),
         (["run", "draw", str(folder), "egg", "--guidance", "2"], "guidance is not an option of this kind of model"),
     ):
         assert cli.main([*line, "-o", str(out)]) == 2
-        said = capsys.readouterr().err
-        assert told in said and len(said.splitlines()) == 1
+        err = capsys.readouterr().err
+        assert message in err and len(err.splitlines()) == 1
 
 
 def test_every_token_that_is_written_is_a_code(vae: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_every_token_that_is_written_is_a_code(vae: Path, folder: Path, monkeypa
 def test_mistakes(pairs: Captions, vae: Path, folder: Path, tmp_path: Path) -> None:
     objective = drawing(vae)
     model = af.build(decoder())
-    for change, told in (
+    for change, message in (
         (lambda: AGAIN.module(model), "needs an AutoencoderModel, not DecoderModel"),
         (lambda: AGAIN.replace(image_size=(4, 8)).module(af.load(vae)), "Reconstruct.image_size is (4, 8), but"),
         (lambda: AGAIN.replace(mean=(0.5,) * 3, std=(0.5,) * 3).module(af.load(vae)), "images with 3 channels need"),
@@ -210,13 +210,13 @@ def test_mistakes(pairs: Captions, vae: Path, folder: Path, tmp_path: Path) -> N
     ):  # fmt: skip
         with pytest.raises(ValueError) as error:
             change()
-        assert told in str(error.value) and "\n" not in str(error.value)
+        assert message in str(error.value) and "\n" not in str(error.value)
     few = Captions(source=pairs.source, names=NAMES[:2])
     assert [row.problem for row in few.rows(("text",))][2] == "label 2 is outside 0..1"
     (tmp_path / "lines.jsonl").write_text('{"text": "moon"}\n' * 12)
     captions = JSONLines(path=str(tmp_path / "lines.jsonl"))
-    for source, told in ((pairs.source, "no column 'text'"), (captions, "no column 'image'")):
-        with pytest.raises(ValueError, match=told):
+    for source, message in ((pairs.source, "no column 'text'"), (captions, "no column 'image'")):
+        with pytest.raises(ValueError, match=message):
             setup(writing(source, vae), tmp_path / "run", device="cpu")
     both = Beside(sources=(pairs.source, captions))
     assert setup(writing(both, vae), tmp_path / "run", device="cpu").splits.train is not None

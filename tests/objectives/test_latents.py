@@ -125,9 +125,9 @@ def test_the_loss_is_that_of_noise_in_the_numbers(source: Arrays, vae: Path, tmp
         left = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64), 0)[step][:, None, None, None]
         numbers = af.load(vae).codes(batch["pixel_values"])
         mixed = (left.sqrt() * numbers + (1 - left).sqrt() * batch["noise"]).float()
-        said = trained.model(hidden_states=mixed, timestep=step, class_labels=batch["class_labels"]).sample
+        predicted = trained.model(hidden_states=mixed, timestep=step, class_labels=batch["class_labels"]).sample
         found = objective.losses(trained, batch)["loss"]
-    assert float(found) == pytest.approx(16 * float((said - batch["noise"]).square().mean()), rel=1e-5)
+    assert float(found) == pytest.approx(16 * float((predicted - batch["noise"]).square().mean()), rel=1e-5)
 
 
 def test_the_folder_is_evaluated(source: Arrays, vae: Path, folder: Path) -> None:
@@ -191,7 +191,7 @@ def test_mistakes(source: Arrays, vae: Path, folder: Path, tmp_path: Path) -> No
     other = tmp_path / "other"
     af.save(af.load(folder), other)
     af.save(af.build(autoencoder(GaussianLatent(width=2))), other / "vae")
-    for change, told in (
+    for change, message in (
         (lambda: diffuse(vae / "x").ready(None), "Diffuse.vae: train an autoencoder first: "),
         (lambda: diffuse(folder).ready(None), "not an autoencoder with continuous latents"),
         (lambda: diffuse(discrete).ready(None), "not an autoencoder with continuous latents"),
@@ -208,4 +208,4 @@ def test_mistakes(source: Arrays, vae: Path, folder: Path, tmp_path: Path) -> No
     ):  # fmt: skip
         with pytest.raises(ValueError) as error:
             change()
-        assert told in str(error.value) and "\n" not in str(error.value)
+        assert message in str(error.value) and "\n" not in str(error.value)

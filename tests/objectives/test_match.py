@@ -56,8 +56,8 @@ def test_what_was_learnt_is_asked_from_its_folder(pairs: Beside, tmp_path: Path)
     """Every checkpoint contains the tokenizer and the image settings."""
     setup(run(pairs, steps=2), tmp_path / "run", device="cpu").fit()
     picture = np.zeros((8, 8, 3), np.uint8)
-    said = af.tasks.zero_shot_image(tmp_path / "run", picture, labels=NAMES)
-    assert sorted(each["label"] for each in said) == sorted(NAMES)
+    ranking = af.tasks.zero_shot_image(tmp_path / "run", picture, labels=NAMES)
+    assert sorted(each["label"] for each in ranking) == sorted(NAMES)
 
 
 def test_a_model_learns_which_belong_together(pairs: Beside, tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ def test_one_stack_with_experts_learns_it_too(pairs: Beside, tmp_path: Path) -> 
     assert min(sure) > 0.6 and len(texts) > 1 and len(images) > 1, (sure, texts, images)
     with torch.no_grad():
         assert trainer.model(**batch).logits_per_text.argmax(-1).tolist() == list(range(8))
-    said = af.tasks.zero_shot_image(tmp_path / "run", rows[2]["image"], labels=NAMES, template="number {}")
-    assert said[0]["label"] == "three"
+    ranking = af.tasks.zero_shot_image(tmp_path / "run", rows[2]["image"], labels=NAMES, template="number {}")
+    assert ranking[0]["label"] == "three"
     losses = MATCH.losses(trainer.model.train(), batch)["loss"] / 8
     out = trainer.model(**batch, return_loss=True)
     assert torch.allclose(losses, out.loss) and float(out.aux_loss.detach()) > 0

@@ -285,10 +285,10 @@ def test_tones_are_learnt_by_heart_and_transcribed(
     trainer = setup(run, tmp_path / "run").fit()
     assert trainer.scores["loss"] < 0.2, trainer.scores
     rows = [row.example for row in joined.rows(("audio", "text"))]
-    said = af.tasks.transcribe(tmp_path / "run", [{"audio": (row["audio"], RATE)} for row in rows])
-    assert sum(a == row["text"] for a, row in zip(said, rows)) >= 14, said
+    transcripts = af.tasks.transcribe(tmp_path / "run", [{"audio": (row["audio"], RATE)} for row in rows])
+    assert sum(a == row["text"] for a, row in zip(transcripts, rows)) >= 14, transcripts
     evaluation = Evaluation(joined, HEARD, trainer.tokenizer, ())
-    assert evaluation.ask(Predictor(trainer.model.eval(), trainer.tokenizer, size=5)).predicted == said
+    assert evaluation.ask(Predictor(trainer.model.eval(), trainer.tokenizer, size=5)).predicted == transcripts
     # silence gives some text or none; audio that is too short or not finite raises a one-line error
     assert isinstance(af.tasks.transcribe(tmp_path / "run", {"audio": (np.zeros(2000, np.float32), RATE)}), str)
     for wrong, match in ((np.zeros(30, np.float32), "30 samples are less than"), (np.full(900, np.nan), "finite")):
@@ -332,10 +332,14 @@ def test_a_decoder_writes_what_a_conformer_hears(
     assert trainer.scores["loss"] < 0.1, trainer.scores
     rows = [row.example for row in joined.rows(("audio", "text"))]
     for beams in (1, 3):
-        said = af.tasks.transcribe(tmp_path / "run", [{"audio": (row["audio"], RATE)} for row in rows], num_beams=beams)
-        assert sum(a == row["text"] for a, row in zip(said, rows)) >= 15, said
+        transcripts = af.tasks.transcribe(
+            tmp_path / "run", [{"audio": (row["audio"], RATE)} for row in rows], num_beams=beams
+        )
+        assert sum(a == row["text"] for a, row in zip(transcripts, rows)) >= 15, transcripts
     evaluation = Evaluation(joined, objective, trainer.tokenizer, ())
-    assert evaluation.ask(Predictor(trainer.model.eval(), trainer.tokenizer, size=5, num_beams=3)).predicted == said
+    assert (
+        evaluation.ask(Predictor(trainer.model.eval(), trainer.tokenizer, size=5, num_beams=3)).predicted == transcripts
+    )
     gap = np.zeros(RATE // 4, np.int16)
     spaced = np.concatenate([np.concatenate((gap, row["audio"], gap)) for row in rows[:5]])
     monkeypatch.setattr(long_audio, "WINDOW", 1)

@@ -13,7 +13,9 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
+from anyformer.data import CSV, Data
 from anyformer.evaluate.split import loss_module
+from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.models import Output
 from anyformer.objectives.auxiliary import Auxiliary
 from anyformer.objectives.batches import Batch
@@ -21,11 +23,16 @@ from anyformer.objectives.causal import NextToken
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.distill import Distill
 from anyformer.objectives.masked import Masked
+from anyformer.objectives.multi_label import MultiLabel
 from anyformer.objectives.objective import Objective
 from anyformer.objectives.replaced import ReplacedTokens
 from anyformer.objectives.tag import Tag
+from anyformer.objectives.transcribe import Transcribe
 from anyformer.objectives.translate import Translate
 from anyformer.objectives.vocabulary_info import VocabularyInfo
+from anyformer.train.run import Batch as BatchSize
+from anyformer.train.run import Run
+from anyformer.train.start import make_model
 from small import close
 from tiny import CONFIGS, model_of
 
@@ -204,6 +211,10 @@ def test_distillation_mistakes() -> None:
     Distill(of=Masked(), teacher="x", cosine=0.0).with_teacher(student, wide)
     with pytest.raises(ValueError, match="has 50 outputs and the teacher 60"):
         Distill(of=Masked(), teacher="x").with_teacher(student, built("bert", "BertForMaskedLM", vocab_size=60))
+    for task, outputs in ((Classify(), "a number"), (MultiLabel(labels=("a", "b")), "independent labels")):
+        with pytest.raises(ValueError, match=f"Distill.soft: the outputs of {type(task).__name__} are {outputs}"):
+            Distill(of=task, teacher="x")
+        assert Distill(of=task, teacher="x", soft=0.0).hard == 2.0
     with pytest.raises(ValueError, match="all 0"):
         Distill(of=Masked(), teacher="x", soft=0.0, hard=0.0, cosine=0.0)
 
@@ -229,6 +240,23 @@ def test_auxiliary_loss_by_hand() -> None:
     close(sums["language"] / 39, 0.5 * language(**inputs, labels=labels).loss, 1e-5)
     with pytest.raises(ValueError, match="reads left to right"):
         objective.module(model_of("bert"))
+
+
+# -- both -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_trained_model_is_that_of_the_task(tmp_path: Path) -> None:
+    """The head has the kind of labels of the wrapped objective, and its processor is saved with the model."""
+    spec = families.find("gpt2").read({**CONFIGS["gpt2"], "architectures": ["GPT2ForSequenceClassification"]})
+    for task in (MultiLabel(labels=("a", "b")), Classify()):
+        model = af.override(spec, {"head.num_labels": len(task.labels) or 1})
+        data, batch = Data(train=CSV(path="x.csv")), BatchSize(examples=1)
+        run = Run(name="x", model=model, data=data, objective=Auxiliary(of=task), batch=batch, steps=1)
+        trained = make_model(run, None)
+        assert trained.head.problem == trained.spec.head.problem == task.problem
+    objective = Distill(of=Transcribe(form="mel"), teacher="x")
+    assert objective.write_settings(tmp_path) == tmp_path
+    assert AudioProcessor.load(tmp_path) == objective.of.processor
 
 
 # -- replaced tokens --------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ TEXT = {
 
 @pytest.mark.parametrize("end", [4, 2])  # 2: in old configs a text ends at its highest token id
 @pytest.mark.parametrize("pad", [1, 4, 59])
-def test_pads_on_the_left_do_not_speak_for_a_text(end: int, pad: int) -> None:
+def test_left_padding_does_not_change_the_vector_of_a_text(end: int, pad: int) -> None:
     model = af.build(families.find("clip_text_model").read({**TEXT, "eos_token_id": end}), seed=0).eval()
     text = torch.tensor([[7, 30, 12, 9, 4 if end == 4 else 59]])
     padded = torch.cat((torch.full((1, 3), pad), text), dim=1)

@@ -68,7 +68,7 @@ def look(module: Any, x: Tensor, y: Tensor) -> Tensor:
     return x + module.feedforward(module.norm(x), None)
 
 
-def test_what_is_not_counted_has_a_place_to_be_written_at() -> None:
+def test_an_output_position_for_tokens_that_numbering_omits() -> None:
     tokens = TextEmbedding(tokens=Tokens(vocab_size=40), numbering=WithoutToken(token=1))
     with pytest.raises(ValueError, match=r"^encoder\.write\.position: WithoutToken gives some tokens position -1"):
         described(PART.replace(write=WRITE), embedding=tokens)
@@ -107,8 +107,7 @@ def test_pads_rows_and_gradients(write: Any) -> None:
             close(found if cut is ... else found[:, cut], out)
     close(torch.cat([whole(input_ids=row[None]).last_hidden_state for row in ids]), out)
     out.square().sum().backward()
-    silent = [name for name, parameter in whole.named_parameters() if parameter.grad is None]
-    assert silent == []
+    assert [name for name, parameter in whole.named_parameters() if parameter.grad is None] == []
 
 
 def test_only_reading_and_writing_cost_more_for_longer_texts() -> None:

@@ -108,7 +108,7 @@ def sounds(count: int) -> list[tuple[np.ndarray, int]]:
     return [(np.random.default_rng(i).normal(size=9000).astype(np.float32), 16000) for i in range(count)]
 
 
-def test_a_picture_and_a_sound_in_one_text(both: Path, tmp_path: Path, capsys: Any) -> None:
+def test_a_picture_and_a_sound_in_one_text(both: Path) -> None:
     read, model = af.processor(both), af.load(both)
     inputs = read(["Is <audio> in <image>?", "And <audio>?"], images=pictures(1), audio=sounds(2))
     tower = {name: getattr(model.spec, name).token for name in ("image", "audio")}
@@ -127,7 +127,7 @@ def test_a_picture_and_a_sound_in_one_text(both: Path, tmp_path: Path, capsys: A
         model(**read("A <image>", images=pictures(1)), input_features=inputs["input_features"])
 
 
-def test_asked_about_what_it_hears_and_sees(both: Path, tmp_path: Path, capsys: Any) -> None:
+def test_questions_about_sounds_and_pictures(both: Path, tmp_path: Path, capsys: Any) -> None:
     soundfile = pytest.importorskip("soundfile")
     for i, (samples, rate) in enumerate(sounds(2)):
         soundfile.write(tmp_path / f"{i}.wav", samples / 10, rate)
@@ -136,13 +136,10 @@ def test_asked_about_what_it_hears_and_sees(both: Path, tmp_path: Path, capsys: 
     ids = model.generate(**read(text, audio=str(tmp_path / "1.wav")), max_new_tokens=6)[0]
     start = read(text, audio=str(tmp_path / "1.wav"))["input_ids"].shape[1]
     expected = read.decode(ids[start:], skip_special_tokens=True).strip()
-    said = af.tasks.ask_audio(both, str(tmp_path), question="Who?", max_new_tokens=6)
-    assert [row["file"] for row in said] == [str(tmp_path / f"{i}.wav") for i in range(2)]
-    assert (
-        said[1]["text"]
-        == expected
-        == af.tasks.ask_audio(both, {"audio": str(tmp_path / "1.wav"), "question": "Who?"}, max_new_tokens=6)
-    )
+    answers = af.tasks.ask_audio(both, str(tmp_path), question="Who?", max_new_tokens=6)
+    assert [row["file"] for row in answers] == [str(tmp_path / f"{i}.wav") for i in range(2)]
+    one = {"audio": str(tmp_path / "1.wav"), "question": "Who?"}
+    assert answers[1]["text"] == expected == af.tasks.ask_audio(both, one, max_new_tokens=6)
     assert isinstance(af.tasks.ask_image(both, pictures(1), question="Who?", max_new_tokens=3)[0], str)
     assert isinstance(af.tasks.caption(both, pictures(1)[0], max_new_tokens=3), str)
     file = str(tmp_path / "1.wav")
@@ -197,10 +194,10 @@ def test_answers_are_what_transformers_writes(folder: Path, tmp_path: Path, caps
         expected.append(processor.tokenizer.decode(ids, skip_special_tokens=True).strip())
     rows = [{"image": str(tmp_path / "0.png"), "question": "What is it?"}, str(tmp_path / "1.png")]
     assert af.tasks.ask_image(folder, rows, question="Who?", max_new_tokens=8) == expected
-    said = af.tasks.caption(folder, tmp_path, max_new_tokens=4)
-    assert [row["file"] for row in said] == [str(tmp_path / f"{i}.png") for i in range(2)]
+    captions = af.tasks.caption(folder, tmp_path, max_new_tokens=4)
+    assert [row["file"] for row in captions] == [str(tmp_path / f"{i}.png") for i in range(2)]
     assert cli.main(["run", "caption", str(folder), str(tmp_path / "1.png"), "--max-new-tokens", "4"]) == 0
-    assert said[1]["text"].split() == capsys.readouterr().out.split()
+    assert captions[1]["text"].split() == capsys.readouterr().out.split()
 
 
 def test_mistakes_are_one_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

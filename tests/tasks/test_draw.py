@@ -90,8 +90,8 @@ def test_wishes_that_cannot_be_fulfilled(
     monkeypatch.chdir(tmp_path)
     fast = [] if "--steps" in arguments or "--step" in arguments else ["--steps", "1"]
     code = main(["run", "draw", str(folder), *arguments, *fast])
-    said = capsys.readouterr().err
-    assert code == 2 and line in said and said.count("\n") == 1
+    err = capsys.readouterr().err
+    assert code == 2 and line in err and err.count("\n") == 1
 
 
 def test_a_text_that_cannot_be_drawn_leaves_its_row_blank(folder: Path, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_the_command(folders: Folders, tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().err == "anyformer: choice 2 is empty\n"
 
 
-@pytest.mark.parametrize(("rows", "options", "said"), [
+@pytest.mark.parametrize(("rows", "options", "message"), [
     ("a", {"choices": ["a"]}, "^1 choices; there must be at least two"),
     ("a", {"choices": ["a", " "]}, "^choice 2 is empty$"),
     ("a", {"choices": ["a", "a"]}, "^choice 2 is 'a' again$"),
@@ -130,8 +130,8 @@ def test_the_command(folders: Folders, tmp_path: Path, capsys: pytest.CaptureFix
     ("a", {"examples": EXAMPLES * 9, "choices": CHOICES}, "at most 48; give fewer examples"),
     ("a", {"exampels": 3}, "takes no 'exampels'; did you mean 'examples'"),
 ])  # fmt: skip
-def test_mistakes(folders: Folders, rows: Any, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_mistakes(folders: Folders, rows: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         af.tasks.few_shot(folders("GPT2LMHeadModel", **TOKENS), rows, **options)
 
 
@@ -159,13 +159,13 @@ def test_a_prompt_and_its_answer_may_fill_the_model(
 
 def test_mistakes_in_a_file(folders: Folders, tmp_path: Path) -> None:
     folder, path = folders("GPT2LMHeadModel", **TOKENS), tmp_path / "a.jsonl"
-    for text, said in (
+    for text, message in (
         ("{", ":1: "),
         ('{"text": "a"}', ":1: the object has no answer"),
         ("[1]", "list, not an object"),
     ):
         path.write_text(text)
-        with pytest.raises(ValueError, match=said) as caught:
+        with pytest.raises(ValueError, match=message) as caught:
             af.tasks.few_shot(folder, "a", examples=path)
         assert str(caught.value).startswith(f"{path}:1: ")
     with pytest.raises(OSError):

@@ -57,7 +57,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @torch.no_grad()
-def said(folder: Path, files: list[Path], name: str, architecture: str | None = None) -> torch.Tensor:
+def published_output(folder: Path, files: list[Path], name: str, architecture: str | None = None) -> torch.Tensor:
     """Return transformers' outputs for files."""
     model = getattr(transformers, architecture or folder.name).from_pretrained(folder).eval()
     processor = transformers.ViTImageProcessorPil.from_pretrained(folder)
@@ -68,7 +68,7 @@ def said(folder: Path, files: list[Path], name: str, architecture: str | None = 
 @pytest.mark.parametrize("architecture", [name for name in CLASSES if name != "ViTModel"])
 def test_labels_are_those_of_the_published_class(architecture: str, models: Any, photos: Path) -> None:
     folder, files = models(architecture), sorted(photos.iterdir())
-    logits = said(folder, files, "logits")
+    logits = published_output(folder, files, "logits")
     scores = logits.sigmoid() if "Swin" in architecture else logits.softmax(-1)
     found = af.tasks.classify_image(folder, photos, top_k=0, batch=3)
     assert [row[0]["file"] for row in found] == [str(file) for file in files]
@@ -87,13 +87,13 @@ def test_labels_are_those_of_the_published_class(architecture: str, models: Any,
 
 def test_vectors_are_those_of_the_published_class(models: Any, photos: Path) -> None:
     folder, files = models("ViTModel"), sorted(photos.iterdir())
-    hidden = said(folder, files, "last_hidden_state")
+    hidden = published_output(folder, files, "last_hidden_state")
     for pool, expected in ((None, hidden[:, 0]), ("cls", hidden[:, 0]), ("mean", hidden[:, 1:].mean(1))):
         found = torch.stack(af.tasks.embed_image(folder, photos, pool=pool, raw=True))
         assert float((found - expected).abs().max()) < 1e-5
     assert torch.allclose(af.tasks.embed_image(folder, files[2]), F.normalize(hidden[2, 0], dim=-1), atol=1e-5)
     swin = models("SwinForImageClassification")
-    expected = said(swin, files, "pooler_output", "SwinModel")
+    expected = published_output(swin, files, "pooler_output", "SwinModel")
     assert float((torch.stack(af.tasks.embed_image(swin, photos, raw=True)) - expected).abs().max()) < 1e-5
     with pytest.raises(ValueError, match="no class token; use 'mean'"):
         af.tasks.embed_image(swin, photos, pool="cls")

@@ -24,39 +24,39 @@ def player(**changes: Any) -> Any:
     return af.build(families.find("decision_transformer").read({**CONFIG, **changes}), seed=1).eval()
 
 
-def test_each_step_sees_what_was_lived() -> None:
+def test_the_inputs_of_each_step() -> None:
     """The same episode by hand: the states of the environment, the actions taken, the remaining return."""
-    model, asked, scale, steps = player(), 30.0, 10.0, 5
+    model, target, scale, steps = player(), 30.0, 10.0, 5
     seen: list[dict[str, Any]] = []
     hook = model.register_forward_pre_hook(lambda _, args, inputs: seen.append(inputs), with_kwargs=True)
-    (found,) = play(model, "CartPole-v1", returns=[asked], scale=scale, steps=steps, seed=3)
+    (found,) = play(model, "CartPole-v1", returns=[target], scale=scale, steps=steps, seed=3)
     hook.remove()
-    world = gymnasium.make("CartPole-v1")
-    state, won, going = world.reset(seed=3)[0], 0.0, True
-    states, actions, to_go = [state], [np.zeros(2)], [asked / scale]
-    while going:
+    environment = gymnasium.make("CartPole-v1")
+    state, won, running = environment.reset(seed=3)[0], 0.0, True
+    states, actions, to_go = [state], [np.zeros(2)], [target / scale]
+    while running:
         times = torch.arange(len(states))[-steps:][None]
         with torch.no_grad():
-            said = model(
+            scores = model(
                 states=torch.tensor(np.stack(states[-steps:]), dtype=torch.float32)[None],
                 actions=torch.tensor(np.stack(actions[-steps:]), dtype=torch.float32)[None],
                 returns_to_go=torch.tensor(to_go[-steps:], dtype=torch.float32)[None, :, None], timesteps=times,
             ).action_preds[0, -1]  # fmt: skip
-        taken = int(said.argmax())
-        actions[-1] = np.eye(2)[taken]
-        state, reward, ended, cut, _ = world.step(taken)
+        action = int(scores.argmax())
+        actions[-1] = np.eye(2)[action]
+        state, reward, ended, cut, _ = environment.step(action)
         won += reward
-        going = not (ended or cut)
+        running = not (ended or cut)
         states.append(state)
         actions.append(np.zeros(2))
-        to_go.append((asked - won) / scale)
-    assert found == {"asked": asked, "return": won, "steps": len(states) - 1}
+        to_go.append((target - won) / scale)
+    assert found == {"asked": target, "return": won, "steps": len(states) - 1}
     assert len(seen) == len(states) - 1
-    left = torch.tensor(to_go[:-1][-steps:], dtype=torch.float32)
-    assert torch.equal(seen[-1]["returns_to_go"][0, :, 0], left)
+    remaining = torch.tensor(to_go[:-1][-steps:], dtype=torch.float32)
+    assert torch.equal(seen[-1]["returns_to_go"][0, :, 0], remaining)
 
 
-def test_many_at_once_are_each_alone() -> None:
+def test_episodes_in_one_batch_equal_separate_ones() -> None:
     together = play(player(), "CartPole-v1", returns=[10.0, 40.0], episodes=2, scale=10.0)
     assert [each["asked"] for each in together] == [10.0, 10.0, 40.0, 40.0]
     alone = play(player(), "CartPole-v1", returns=[40.0], episodes=2, scale=10.0)
@@ -73,7 +73,7 @@ def test_environments_that_do_not_fit(environment: str, changes: dict[str, Any],
         play(player(**changes), environment, returns=[1.0])
 
 
-def test_what_cannot_be_asked() -> None:
+def test_mistakes() -> None:
     with pytest.raises(ValueError, match="target returns"):
         play(player(), "CartPole-v1", returns=[])
     with pytest.raises(ValueError, match="a model that predicts actions"):

@@ -25,7 +25,7 @@ def model(folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return folders("BertModel")
 
 
-def test_the_closest_texts(model: Path, tmp_path: Path) -> None:
+def test_the_closest_texts(model: Path) -> None:
     errors = af.tasks.index(model, TEXTS, "a.index", batch=2)
     assert errors == [{"row": 2, "error": "text is empty"}]
     texts = [text for text in TEXTS if text]

@@ -214,10 +214,10 @@ def test_windows_follow_times_as_published(writer: Path, seconds: float, languag
     extract, samples = transformers.WhisperFeatureExtractor.from_pretrained(writer), tone(seconds, seed=3)
     long = {"truncation": False, "padding": "longest"} if seconds > 1 else {}
     features = extract(samples, sampling_rate=RATE, return_tensors="pt", **long)["input_features"]
-    told = {"language": language} if language else {}
+    options = {"language": language} if language else {}
     expected = theirs.generate(
         features, return_timestamps=True, return_segments=True, task="transcribe", temperature=0.0, max_new_tokens=30,
-        **told,
+        **options,
     )["segments"][0]  # fmt: skip
     mine = transcriber(writer)
     heard = mine.open((samples, RATE), language)
@@ -514,10 +514,10 @@ def bad_files(folder: Path) -> dict[str, str]:
 
 
 def test_bad_files_are_one_line(spelling: Path, writer: Path, tmp_path, capsys) -> None:
-    told = bad_files(tmp_path)
+    messages = bad_files(tmp_path)
     for folder, options in ((spelling, []), (writer, ["--temperatures", "0", "--max-new-tokens", "4"])):
         less = {"blink.wav": "48 samples are less than a frame"} if folder is spelling else {"blink.wav": ""}
-        for name, match in {**told, **less}.items():
+        for name, match in {**messages, **less}.items():
             code = cli.main(["run", "transcribe", str(folder), str(tmp_path / name), *options])
             out, err = capsys.readouterr()
             if match:

@@ -133,7 +133,7 @@ def trained(run: Run, folder: Path) -> dict[str, Any]:
 
 def troubles(folder: Path, mesh: Mesh) -> dict[str, Any]:
     """Return what each process reports about a NaN weight, a request to stop, and an impossible layout."""
-    said: dict[str, Any] = {}
+    messages: dict[str, Any] = {}
 
     class Wish(Callback):
         def on_step(self, trainer: Trainer, done: Any) -> None:
@@ -150,7 +150,7 @@ def troubles(folder: Path, mesh: Mesh) -> dict[str, Any]:
     trainer = setup(run, folder / f"stopped-{mesh}", device="cpu", callbacks=[Wish()])
     with contextlib.suppress(KeyboardInterrupt):
         trainer.fit()
-    said["stopped"] = (trainer.step, list(trainer.checkpoints.steps()), trainer.reason)
+    messages["stopped"] = (trainer.step, list(trainer.checkpoints.steps()), trainer.reason)
     wrong: dict[str, Any] = {
         "nan": run, "claimed": run,
         "fp16": override(run, {"precision": "fp16"}), "adafactor": override(run, {"optimizer": Adafactor()}),
@@ -161,10 +161,10 @@ def troubles(folder: Path, mesh: Mesh) -> dict[str, Any]:
             place = folder / f"{'nan' if name == 'claimed' else name}-{mesh}"
             setup(run, place, device="cpu", callbacks=[Break()]).fit()
         except (ValueError, FloatingPointError) as error:
-            said[name] = str(error)
+            messages[name] = str(error)
     every: list[Any] = [None] * parallel.world_size()
-    dist.all_gather_object(every, said)
-    return {"said": every}
+    dist.all_gather_object(every, messages)
+    return {"messages": every}
 
 
 def routed(crowded: bool) -> dict[str, float]:

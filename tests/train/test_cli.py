@@ -35,7 +35,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Return the one line of a mistake."""
     assert cli.main(["train", *arguments]) == 2
     out, err = capsys.readouterr()
@@ -45,7 +45,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_a_folder_of_other_files(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = "texts holds other files (text.txt): give a new folder; --out DIR names one"
-    assert line in said(capsys, "run.json", "--out", "texts")
+    assert line in error_of(capsys, "run.json", "--out", "texts")
 
 
 def test_a_run_can_be_counted(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,8 +76,8 @@ def test_train_generate_and_go_on(place: Path, capsys: pytest.CaptureFixture[str
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4]
     assert cli.main(["generate", "here", "ab", "--max-new-tokens", "3"]) == 0
     assert capsys.readouterr().out
-    assert "here already has a run: --resume continues it" in said(capsys, "run.json", "--out", "here")
-    wrong = said(capsys, "run.json", "--out", "here", "--resume")
+    assert "here already has a run: --resume continues it" in error_of(capsys, "run.json", "--out", "here")
+    wrong = error_of(capsys, "run.json", "--out", "here", "--resume")
     assert "here has a different run: optimizer.lr: 0.002 then, 0.01 now" in wrong
     assert cli.main(["train", "here", "--resume", "--set", "steps=6"]) == 0  # a folder is its own description
     assert "from step 4" in capsys.readouterr().out and list(manifest.steps(Path("here")))[-1] == 6
@@ -100,13 +100,15 @@ def test_every_recipe_is_json(name: str, tmp_path: Path) -> None:
 
 def test_mistakes_in_the_data(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("empty.txt").write_text("")
-    wrong = said(capsys, "run.json", "--out", "a", "--set", "data.train.path=empty.txt")
+    wrong = error_of(capsys, "run.json", "--out", "a", "--set", "data.train.path=empty.txt")
     assert "the train data has no usable example" in wrong
-    assert "nowhere.txt: no such file" in said(capsys, "run.json", "--out", "b", "--set", "data.train.path=nowhere.txt")
-    wrong = said(capsys, "run.json", "--out", "c", "--set", "batch.length=64")
+    assert "nowhere.txt: no such file" in error_of(
+        capsys, "run.json", "--out", "b", "--set", "data.train.path=nowhere.txt"
+    )
+    wrong = error_of(capsys, "run.json", "--out", "c", "--set", "batch.length=64")
     assert "batch.length: 64 is more than the 32 tokens that this model takes" in wrong
     small = ("--set", "model.embedding.tokens.vocab_size=100", "--set", "model.head.vocab_size=100")
-    wrong = said(capsys, "run.json", "--out", "d", *small)
+    wrong = error_of(capsys, "run.json", "--out", "d", *small)
     assert "the vocabulary has 258 tokens, the model 100: they do not belong together" in wrong
 
 
@@ -130,7 +132,7 @@ def test_t3_a_full_disk_is_one_line_and_nothing_is_lost(place: Path, capsys: pyt
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     try:
-        line = said(capsys, "run.json", "--out", "here", "--resume")
+        line = error_of(capsys, "run.json", "--out", "here", "--resume")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "here/checkpoints/step-00000003/model.safetensors: File too large" in line
@@ -144,7 +146,7 @@ def test_t3_a_folder_that_cannot_be_written_is_one_line(place: Path, capsys: pyt
     (place / "locked").mkdir()
     (place / "locked").chmod(0o555)
     locked = Path("/sys") if os.getuid() == 0 else place / "locked"  # even root cannot write there
-    wrong = said(capsys, "run.json", "--out", str(locked / "run"))
+    wrong = error_of(capsys, "run.json", "--out", str(locked / "run"))
     assert f"{locked / 'run'}: " in wrong and any(why in wrong for why in ("denied", "not permitted", "Read-only"))
 
 
@@ -152,7 +154,7 @@ def test_other_services_are_told_if_asked(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fakes of both packages record their arguments; a missing package is one line."""
-    told: dict[str, list[tuple[str, float, int]]] = {"tensorboard": [], "wandb": []}
+    events: dict[str, list[tuple[str, float, int]]] = {"tensorboard": [], "wandb": []}
     ended: list[str] = []
 
     class Writer:
@@ -160,14 +162,14 @@ def test_other_services_are_told_if_asked(
             assert Path(folder).parent.name == "seen" and purge_step == 1
 
         def add_scalar(self, name: str, value: float, step: int) -> None:
-            told["tensorboard"].append((name, value, step))
+            events["tensorboard"].append((name, value, step))
 
         def close(self) -> None:
             ended.append("tensorboard")
 
     class Run:
         def log(self, values: dict[str, float], step: int) -> None:
-            told["wandb"] += [(name, value, step) for name, value in values.items()]
+            events["wandb"] += [(name, value, step) for name, value in values.items()]
 
         def finish(self) -> None:
             ended.append("wandb")
@@ -181,7 +183,7 @@ def test_other_services_are_told_if_asked(
     both = ("--log", "tensorboard", "--log", "wandb")
     assert cli.main(["train", "run.json", "--out", "seen", "--set", "steps=3", *both]) == 0
     logged = [line for line in read_metrics(Path("seen")) if "loss" in line]
-    for name, lines in told.items():
+    for name, lines in events.items():
         assert [(v, s) for n, v, s in lines if n == "train/loss"] == [(line["loss"], line["step"]) for line in logged]
         assert [s for n, _, s in lines if n == "valid/loss"] == [2, 3], name
     assert sorted(ended) == ["tensorboard", "wandb"]
@@ -189,5 +191,5 @@ def test_other_services_are_told_if_asked(
     for name in ("torch.utils.tensorboard", "wandb"):
         monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
         short = name.split(".")[-1]
-        wrong = said(capsys, "run.json", "--out", short, "--log", short)
+        wrong = error_of(capsys, "run.json", "--out", short, "--log", short)
         assert f"--log {short} needs {short}: pip install {short}" in wrong

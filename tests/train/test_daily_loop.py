@@ -119,8 +119,8 @@ def test_ctrl_c_prints_the_command_that_continues(
     out = "runs/my stars"
     command = ["train", "--csv", "stars.csv", "--label", "label", *TINY, "--set", "steps=4", "--out", out]
     assert cli.main(command) == 130
-    said = capsys.readouterr().out
-    (line,) = [line for line in said.splitlines() if "--resume" in line]
+    output = capsys.readouterr().out
+    (line,) = [line for line in output.splitlines() if "--resume" in line]
     assert line == "`anyformer train 'runs/my stars' --resume` continues it"
     monkeypatch.setattr(Trainer, "launch", launch)
     assert cli.main(shlex.split(line.split("`")[1])[1:]) == 0, capsys.readouterr().err

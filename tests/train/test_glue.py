@@ -127,17 +127,20 @@ def test_nine_tasks_and_their_score(
     for name, task in TASKS.items():
         right = {}
         for file in task.valid:
-            said, wanted = answers(tmp_path / name, glue / task.folder / f"{file}.tsv", task.folder)
+            predicted, wanted = answers(tmp_path / name, glue / task.folder / f"{file}.tsv", task.folder)
             kind = file.replace("dev_", ", ") if len(task.valid) > 1 else ""
             if task.folder == "STS-B":
-                right |= {"pearson": scipy.pearsonr(said, wanted)[0], "spearman": scipy.spearmanr(said, wanted)[0]}
+                right |= {
+                    "pearson": scipy.pearsonr(predicted, wanted)[0],
+                    "spearman": scipy.spearmanr(predicted, wanted)[0],
+                }
             elif task.folder == "CoLA":
-                right["matthews"] = sklearn.matthews_corrcoef(wanted, said)
+                right["matthews"] = sklearn.matthews_corrcoef(wanted, predicted)
             else:
                 if task.folder in ("MRPC", "QQP"):
-                    right["f1"] = sklearn.f1_score(wanted, said, zero_division=0)
-                right[f"accuracy{kind}"] = sklearn.accuracy_score(wanted, said)
-            assert len(set(said)) > 1
+                    right["f1"] = sklearn.f1_score(wanted, predicted, zero_division=0)
+                right[f"accuracy{kind}"] = sklearn.accuracy_score(wanted, predicted)
+            assert len(set(predicted)) > 1
         metrics = {metric: value for metric, value in found["tasks"][name].items() if metric != "lr"}
         assert metrics == pytest.approx(right, abs=1e-4), name
         expected[name] = right

@@ -119,9 +119,9 @@ def test_a_new_head_learns_beside_adapters(base: Path, tmp_path: Path) -> None:
     assert again.spec.labels == labels
     ids = torch.tensor([[5, 9, 9, 6]])
     with torch.no_grad():
-        said = model.eval()(input_ids=ids).logits
-        assert torch.allclose(again(input_ids=ids).logits, said, atol=1e-6)
-        assert torch.allclose(merge(again)(input_ids=ids).logits, said, atol=1e-6)
+        logits = model.eval()(input_ids=ids).logits
+        assert torch.allclose(again(input_ids=ids).logits, logits, atol=1e-6)
+        assert torch.allclose(merge(again)(input_ids=ids).logits, logits, atol=1e-6)
 
 
 def test_unless_it_is_asked_to_stand_still(base: Path, tmp_path: Path) -> None:

@@ -126,11 +126,11 @@ def test_gpt3_in_a_small_form(texts: Path, tmp_path: Path, capsys: pytest.Captur
     lines = read_metrics(tmp_path / "whole")
     losses = [line["loss"] for line in lines if "loss" in line]
     assert losses[-1] < 0.9 * losses[0]
-    told = {name: value for name, value in lines[-1].items() if name.startswith("epochs/")}
-    assert told == {f"epochs/{name}": value for name, value in whole.epochs(12).items()} and len(told) == 5
+    epochs = {name: value for name, value in lines[-1].items() if name.startswith("epochs/")}
+    assert epochs == {f"epochs/{name}": value for name, value in whole.epochs(12).items()} and len(epochs) == 5
     parts = whole.splits.train.parts
     counts = {name: whole.splits.train.part(name).tokens // 32 for name in parts}
-    assert sum(told[f"epochs/{name}"] * max(count, 1) for name, count in counts.items()) == pytest.approx(72)
+    assert sum(epochs[f"epochs/{name}"] * max(count, 1) for name, count in counts.items()) == pytest.approx(72)
     out = capsys.readouterr().out
     assert "epochs in 12 steps: common_crawl " in out
     assert "epochs after step 12: common_crawl " in out
@@ -172,7 +172,7 @@ def test_packed_rows_begin_short_from_the_same_records(texts: Path, tmp_path: Pa
     assert Masked().with_max_length(8) == Masked() and Masked(length=32).with_max_length(8).length == 8
 
 
-def test_six_tasks_in_one_run(tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_six_tasks_in_one_run(tmp_path: Path, shared_data: Path) -> None:
     torch.set_num_threads(1)
     run = recipe("t5-tasks", str(shared_data))
     firsts = [next(share.source.rows(("source", "target"))).example for share in run.data.train.shares]

@@ -83,8 +83,8 @@ def test_texts_in_other_encodings_and_in_one_line(place: Path, capsys: pytest.Ca
     source = shown(capsys, "--text", "my texts")["data"]["train"]
     assert source["encoding"] == "cp1252" and shown(capsys, "--text", "texts")["data"]["train"].get("encoding") is None
     (place / "my texts" / "b.txt").write_text("“word” " * 400, encoding="utf-8-sig")
-    run = from_text("my texts", tell=(said := list[str]()).append)
-    assert said == ["my texts: encoding cp1252, utf-8 (--encoding sets another)"]
+    run = from_text("my texts", tell=(reports := list[str]()).append)
+    assert reports == ["my texts: encoding cp1252, utf-8 (--encoding sets another)"]
     assert [row.example["text"][:8] for row in run.data.valid.raw()] == ["déjà vu ", "“word” “"]
     assert cli.main(["train", "--text", "my texts", "--set", "model.decoder.depth=1", *TINY]) == 0
     assert "`anyformer generate 'runs/my texts' PROMPT` uses it" in capsys.readouterr().out
@@ -172,8 +172,8 @@ def test_the_model_has_the_tokens_of_the_vocabulary(place: Path, capsys: pytest.
     small = ["--set", "model.encoder.depth=1", "--set", "vocabulary.size=290"]
     assert cli.main(["train", "--csv", "films.csv", "--label", "kind", *TINY, *small]) == 0
     built = len(Tokenizer.load("runs/films"))
-    told = f"the model's vocabulary has {built:,} tokens, as many as were found in the texts (described: 2,000)"
-    assert 256 < built <= 290 and told in capsys.readouterr().out
+    message = f"the model's vocabulary has {built:,} tokens, as many as were found in the texts (described: 2,000)"
+    assert 256 < built <= 290 and message in capsys.readouterr().out
     assert af.spec("runs/films").embedding.tokens.vocab_size == built
     assert cli.main(["convert", "runs/films", "exported", "--format", "hf"]) == 0
     assert json.loads(Path("exported/config.json").read_text())["vocab_size"] == built

@@ -211,11 +211,11 @@ def elastic(place: Path, out: Path, kills: list[tuple[int, int]], run: Any) -> N
         try:
             for step, which in killed:
                 kill_worker(agent, folder, step, which)
-            said, _ = agent.communicate(timeout=300)
+            output, _ = agent.communicate(timeout=300)
         finally:
             agent.kill()
-        assert agent.returncode == 0, said[-3000:]
-        assert said.count(", from step ") == len(killed), said  # it continued from a checkpoint each time
+        assert agent.returncode == 0, output[-3000:]
+        assert output.count(", from step ") == len(killed), output  # it continued from a checkpoint each time
     one, two = (read(list(manifest.steps(folder).values())[-1]) for folder in (whole, out))
     assert {**one.values, "seconds": 0} == {**two.values, "seconds": 0} and one.values["step"] == run.steps
     for kind, tensors in one.tensors.items():
@@ -284,7 +284,7 @@ def test_every_linear_layer_of_a_block_has_its_place() -> None:
 
 def test_troubles_are_those_of_all(by_two: dict[str, Any]) -> None:
     """One process is asked to stop, one gets a NaN weight, a layout is impossible: all processes end with one line."""
-    one, two = by_two["troubles"]["said"]
+    one, two = by_two["troubles"]["messages"]
     steps, checkpoints, why = one.pop("stopped")
     assert two.pop("stopped") == (steps, checkpoints, "interrupted") and why == "another process was asked to stop"
     assert steps == checkpoints[-1] == 3  # the step of the request; after it, all processes know

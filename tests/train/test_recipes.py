@@ -89,8 +89,8 @@ def test_a_conformer_hears_a_handful_of_spoken_digits(name: str, tmp_path: Path,
     trainer = setup(run, tmp_path / "run").fit()
     assert trainer.last is not None and trainer.last.loss < 0.3
     rows = [row.example for row in run.data.train.rows(("audio", "text"))]
-    said = af.tasks.transcribe(tmp_path / "run", [{"audio": (row["audio"], row["rate"])} for row in rows])
-    assert said == [row["text"] for row in rows] and all(len(text.split()) == 3 for text in said)
+    transcripts = af.tasks.transcribe(tmp_path / "run", [{"audio": (row["audio"], row["rate"])} for row in rows])
+    assert transcripts == [row["text"] for row in rows] and all(len(text.split()) == 3 for text in transcripts)
 
 
 @pytest.mark.slow

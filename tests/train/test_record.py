@@ -30,28 +30,28 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU
 CUDA = torch.device("cuda")
 
 
-@pytest.mark.parametrize(("given", "said"), [
+@pytest.mark.parametrize(("given", "message"), [
     ((NextToken(), torch.device("cpu"), "bf16", 1), "need a GPU"), ((NextToken(), CUDA, "bf16", 2), "processes"),
     ((NextToken(), CUDA, "fp16", 1), "use bf16"), ((NextToken(), CUDA, "bf16", 1, 4), "micro"),
     ((Contrast(), CUDA, "bf16", 1), "from step to step"),
 ])  # fmt: skip
-def test_what_cannot_be_recorded_is_refused(given: Any, said: str) -> None:
-    assert said in (record.refusal(*given) or "")
+def test_what_cannot_be_recorded_is_refused(given: Any, message: str) -> None:
+    assert message in (record.refusal(*given) or "")
     assert record.refusal(NextToken(), CUDA, "bf16", 1) is None
 
 
-@pytest.mark.parametrize(("host", "device", "needed", "room", "helps", "said"), [
+@pytest.mark.parametrize(("host", "device", "needed", "room", "helps", "reason"), [
     (12.0, 12.4, 4, 20, True, "captured in CUDA graphs: launching a step takes 12.0 ms, the device 12.4 ms"),
     (5.0, 12.4, 4, 20, False, "one kernel at a time: launching a step takes 5.0 ms, the device 12.4 ms"),
     (12.0, 12.4, 11, 20, False, "not captured, although .*: that takes 22.0 GB and 20.0 GB are free"),
 ])  # fmt: skip
 def test_steps_are_recorded_where_the_device_waits(
-    host: float, device: float, needed: int, room: int, helps: bool, said: str
+    host: float, device: float, needed: int, room: int, helps: bool, reason: str
 ) -> None:
     usual = Measures(host / 1000, device / 1000, needed * 10**9, room * 10**9)
     slow = usual._replace(host=1.0, device=9.0)  # one step that waited for data
     found, why = record.decide([slow, usual, usual])
-    assert found is helps and re.search(said, why)
+    assert found is helps and re.search(reason, why)
 
 
 class FakeDevice:
@@ -109,7 +109,7 @@ class Again:
 
 def recorder(decide: Any) -> tuple[Recorder, nn.Linear, list[str]]:
     """A Recorder, on the CPU, of a pass that depends on a decision in Python."""
-    module, told = nn.Linear(3, 1, bias=False), list[str]()
+    module, reports = nn.Linear(3, 1, bias=False), list[str]()
 
     def do(batch: Any, divisors: Any) -> Any:
         loss = (module(batch["x"]) * decide()).sum()
@@ -123,11 +123,11 @@ def recorder(decide: Any) -> tuple[Recorder, nn.Linear, list[str]]:
             graph = Again(decide(), module, batch, terms)
             return CapturedPass(graph, batch, {}, {"loss": terms["loss"]}, [terms["gradient"]])
 
-    return Fake(do, module, random.seed, told.append), module, told
+    return Fake(do, module, random.seed, reports.append), module, reports
 
 
 def test_a_recording_reads_the_batch_it_is_given_and_leaves_its_gradients() -> None:
-    recorded, module, told = recorder(lambda: 2.0)
+    recorded, module, reports = recorder(lambda: 2.0)
     for step in range(2 * WARMUP_PASSES):
         x = torch.randn(4, 3)
         module.weight.grad = None
@@ -136,13 +136,13 @@ def test_a_recording_reads_the_batch_it_is_given_and_leaves_its_gradients() -> N
         assert module.weight.grad is not None
         assert torch.allclose(module.weight.grad, 2 * x.sum(0, keepdim=True))
         assert len(recorded.captured) == recorded.used_graph == (step >= WARMUP_PASSES)
-    assert not told
+    assert not reports
     recorded({"x": torch.randn(5, 3)}, {}, 9)  # a different shape needs its own graph
     assert len(recorded.captured) == 1
 
 
 def test_what_python_draws_is_found_out() -> None:
-    recorded, module, told = recorder(random.random)
+    recorded, module, reports = recorder(random.random)
     for step in range(2 * WARMUP_PASSES):
         module.weight.grad = None
         random.seed(step)
@@ -150,7 +150,7 @@ def test_what_python_draws_is_found_out() -> None:
         random.seed(step)
         terms = recorded({"x": x}, {}, step)
         assert float(terms["loss"]) == pytest.approx(float(wanted * module(x).sum().detach()), rel=1e-5)
-    assert len(told) == 1 and "training continues without" in told[0] and not recorded.captured
+    assert len(reports) == 1 and "training continues without" in reports[0] and not recorded.captured
 
 
 # -- on a GPU ---------------------------------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ def test_nothing_moves_without_a_terminal(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_lines_of_progress_without_a_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a terminal: a line per interval for steps and for data preparation, and no progress bar."""
     seconds = [0.0]
@@ -172,12 +172,12 @@ def test_lines_of_progress_without_a_terminal(
     assert err == "" and out.splitlines() == [
         "step 4 of 1,000: loss 1.600, 10 tokens/s", "step 8 of 1,000: loss 1.200, 10 tokens/s"
     ]  # fmt: skip
-    told: list[str] = []
-    with progress_line(told.append, "preparing the data", every=30.0) as tick:
+    reports: list[str] = []
+    with progress_line(reports.append, "preparing the data", every=30.0) as tick:
         for count in range(0, 2048, 256):
             seconds[0] += 10.0
             tick("train", count)
-    assert told == ["preparing the data: train, 768 examples", "preparing the data: train, 1,792 examples"]
+    assert reports == ["preparing the data: train, 768 examples", "preparing the data: train, 1,792 examples"]
 
 
 def test_a_bar_moves_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,10 +202,10 @@ def test_a_bar_moves_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 @pytest.mark.parametrize(("prompt", "tokenizer"), [(None, "one"), ("Once", None)])
 def test_nothing_is_written_without_a_prompt_or_a_vocabulary(prompt: str | None, tokenizer: str | None) -> None:
-    asked, told = SimpleNamespace(evaluate=SimpleNamespace(sample=prompt)), list[Any]()
-    trainer: Any = SimpleNamespace(run=asked, tokenizer=tokenizer, notify=told.append)  # without a model
+    asked, reports = SimpleNamespace(evaluate=SimpleNamespace(sample=prompt)), list[Any]()
+    trainer: Any = SimpleNamespace(run=asked, tokenizer=tokenizer, notify=reports.append)  # without a model
     Samples().on_evaluate(trainer, {})
-    assert told == []
+    assert reports == []
 
 
 def test_speed_is_right_where_two_steps_are_read_at_once() -> None:

@@ -101,12 +101,12 @@ def test_t2_killed_and_resumed_to_the_bit(tmp_path: Path, nursery: runs.Nursery,
 def test_a_cpu_without_bf16_trains_in_fp32(tmp_path: Path, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message reports it, run.json keeps the requested precision, and the run can be resumed on any machine."""
     monkeypatch.setenv(hardware.HIDING, "bf16")
-    texts, told = runs.write_texts(tmp_path / "texts"), list[str]()
+    texts, reports = runs.write_texts(tmp_path / "texts"), list[str]()
     run, folder = runs.run_of(texts, precision=precision, steps=3), tmp_path / "run"
-    trainer = setup(run, folder, device="cpu", tell=told.append)
+    trainer = setup(run, folder, device="cpu", tell=reports.append)
     trainer.fit()
     assert trainer.autocast()._enabled is False
-    assert any(f"precision={precision}" in line and "computes in fp32" in line for line in told)
+    assert any(f"precision={precision}" in line and "computes in fp32" in line for line in reports)
     assert json.loads((folder / "run.json").read_text())["precision"] == precision
     plain = setup(runs.run_of(texts, steps=3), tmp_path / "plain", device="cpu")
     plain.fit()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+import anyformer as af
+from anyformer.parts.position.relative import RelativeSinusoids
 from anyformer.transforms.recompute import recompute
 from tiny import inputs_of, model_of
 
@@ -25,10 +27,12 @@ def test_gradients_stay_the_same(family: str) -> None:
         assert torch.allclose(gradient, got[name], rtol=1e-5, atol=1e-7), name
 
 
-def test_dropout_draws_the_same_numbers_again() -> None:
-    runs = []
+@pytest.mark.parametrize("position", [None, RelativeSinusoids(num_heads=3, dropout=0.5)], ids=["own", "shared"])
+def test_dropout_draws_the_same_numbers_again(position: RelativeSinusoids | None) -> None:
+    """Also in a tensor that the first layer computes for all layers."""
+    runs, spec = [], af.override(model_of("gpt2").spec, {"decoder.layers.attention.op.position": position})
     for change in (lambda m: m, recompute):
-        model = change(model_of("gpt2").train())
+        model = change(af.build(spec, seed=0).train())
         torch.manual_seed(3)
         runs.append(gradients(model, "gpt2"))
     (loss, expected), (same, got) = runs

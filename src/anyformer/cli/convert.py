@@ -68,8 +68,8 @@ def run(options: argparse.Namespace) -> None:
         source = hub.resolve(options.source, offline=options.offline, pickles=options.unpickle)
         home = next(parent for parent in target.parents if parent.exists())
         with unpickle_folder(source, home) if options.unpickle else contextlib.nullcontext() as weights:
-            asked = {"dtype": options.dtype, "architecture": options.architecture, "base": options.base}
-            model = load(source, weights=weights, **asked)
+            settings = {"dtype": options.dtype, "architecture": options.architecture, "base": options.base}
+            model = load(source, weights=weights, **settings)
             if options.format != "peft" and adapted_layers(model):
                 merge(model)
             written = [each for each in model.parameters() if each.requires_grad or options.format != "peft"]

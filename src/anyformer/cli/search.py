@@ -39,8 +39,8 @@ def run(options: argparse.Namespace) -> None:
 
         settings = {"device": hardware.device(options.device), "offline": options.offline, "batch": options.batch}
         one = len(options.query) == 1
-        asked = queries[0] if one else queries
-        found = tasks.search(options.index, asked, model=options.model, top_k=options.top_k, **settings)
+        query = queries[0] if one else queries
+        found = tasks.search(options.index, query, model=options.model, top_k=options.top_k, **settings)
     results = [found] if one else found
     if not options.json:
         results = [

@@ -52,11 +52,12 @@ class Conversations(Source, called=("ShareGPT", "Alpaca", "instruction data")):
         if self.format == "sharegpt":
             turns = [turn(each) for each in conversation_turns(example)]
         else:
-            asked, answered = ("instruction", "output") if self.format == "alpaca" else (self.prompt, self.answer)
-            question = text_in(example, asked)
-            if self.format == "alpaca" and str(example.get("input") or "").strip():
+            alpaca = self.format == "alpaca"
+            prompt, answer = ("instruction", "output") if alpaca else (self.prompt, self.answer)
+            question = text_in(example, prompt)
+            if alpaca and str(example.get("input") or "").strip():
                 question += f"\n\n{example['input']}"
-            turns = [message("user", question), message("assistant", text_in(example, answered))]
+            turns = [message("user", question), message("assistant", text_in(example, answer))]
         system = example.get("system") if self.format != "columns" else None
         return [message("system", str(system)), *turns] if system else turns
 

@@ -127,9 +127,8 @@ def strip(pattern: Sequence[int], inner: Figure, outward: str) -> Figure:
 
 def add_shared_card(inner: Figure, shared: Card) -> Figure:
     """Add the card of the Part that all layers share, left of the first card that uses it."""
-    card = draw_card(
-        shared, max(170.0, natural_width(shared) if natural_width(shared) > NARROW else title_width(shared) + 2 * PAD)
-    )
+    width = natural_width(shared)
+    card = draw_card(shared, max(170.0, width if width > NARROW else title_width(shared) + 2 * PAD))
     ports = [point for name, point in inner.ports if name.startswith("bias:")]
     room = card.width + 26
     figure = inner.pad(left=room)

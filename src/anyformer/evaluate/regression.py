@@ -99,8 +99,8 @@ def curves(
     device = torch.device("cpu") if model is None else model.device
     predictors = estimators(objective)
     if model is not None:
-        was, asked = model.training, model.eval()
-        predictors = {"model": lambda x, y: asked(points=x.float(), values=y.float()).predictions, **predictors}
+        was_training, evaluated = model.training, model.eval()
+        predictors = {"model": lambda x, y: evaluated(points=x.float(), values=y.float()).predictions, **predictors}
     sums = {name: torch.zeros(objective.context + 1, dtype=torch.float64, device=device) for name in predictors}
     for start in range(0, count, batch):
         seeds = torch.arange(start, min(start + batch, count), device=device) + seed * 2**32
@@ -108,5 +108,5 @@ def curves(
         for name, predict in predictors.items():
             sums[name] += (predict(points, values) - values).square().sum(0)
     if model is not None:
-        model.train(was)
+        model.train(was_training)
     return {name: (total / count).tolist() for name, total in sums.items()}

@@ -58,7 +58,7 @@ class ContinuousBatch:
         s = job.settings
         unsupported = {"penalty_alpha": s.contrastive, "prompt_lookup_num_tokens": bool(s.prompt_lookup_num_tokens)}
         unsupported["inputs_embeds"] = job.stepper.embeds is not None
-        for name in (name for name, asked in unsupported.items() if asked):
+        for name in (name for name, is_used in unsupported.items() if is_used):
             raise ValueError(f"{name}: not supported in a continuous batch; use af.generate")
         job.shared = True
         request = Request(job)

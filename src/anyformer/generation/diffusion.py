@@ -49,8 +49,8 @@ def noisy_inputs(model: TransformerModule, picture: Tensor, step: Tensor) -> dic
 @torch.no_grad()
 def denoise(
     model: TransformerModule,
-    asked: Mapping[str, Tensor],
-    otherwise: Mapping[str, Tensor] | None = None,
+    conditional: Mapping[str, Tensor],
+    unconditional: Mapping[str, Tensor] | None = None,
     *,
     seeds: Sequence[int],
     steps: int = 50,
@@ -61,7 +61,7 @@ def denoise(
 ) -> Tensor:
     """Return images (B, C, height, width), one per seed. An image does not depend on the others in the batch.
 
-    `asked` are the model's conditional inputs, `otherwise` its unconditional ones. `guidance` is the scale of
+    `conditional` are the model's inputs, `unconditional` those without a label or text. `guidance` is the scale of
     classifier-free guidance [Ho and Salimans 2022]; 1 means no guidance."""
     spec: Any = model.spec
     if not isinstance(spec.head, NoiseHead):
@@ -75,10 +75,10 @@ def denoise(
     def noise() -> Tensor:
         return torch.stack([torch.randn(shape, generator=each) for each in rng]).to(device)
 
-    inputs = {name: value.to(device) for name, value in asked.items()}
-    guided = guidance != 1 and otherwise is not None
-    if otherwise is not None and guided:
-        inputs = {name: torch.cat((value, otherwise[name].to(device))) for name, value in inputs.items()}
+    inputs = {name: value.to(device) for name, value in conditional.items()}
+    guided = guidance != 1 and unconditional is not None
+    if unconditional is not None and guided:
+        inputs = {name: torch.cat((value, unconditional[name].to(device))) for name, value in inputs.items()}
     x, alphas, timesteps = noise(), schedule.alphas_cumprod().tolist(), schedule.sampling_steps(steps)
     for done, timestep in enumerate(timesteps):
         progress(done, len(timesteps))
@@ -87,8 +87,8 @@ def denoise(
         noisy = noisy_inputs(model, seen.to(dtype), step)
         predicted = model(**noisy, **inputs).sample[:, : shape[0]].float()
         if guided:
-            wanted, plain = predicted.split(batch)
-            predicted = plain + guidance * (wanted - plain)
+            guided_to, plain = predicted.split(batch)
+            predicted = plain + guidance * (guided_to - plain)
         then = alphas[timesteps[done + 1]] if done + 1 < len(timesteps) else 1.0
         fresh = noise() if eta and then < 1 else None
         x = remove_noise(x, predicted, alphas[timestep], then, eta=eta, clip=clip, chance=fresh)

@@ -68,9 +68,8 @@ class Settings:
     no_timestamps_token_id: int | None = None  # all larger ids are timestamps
     max_initial_timestamp_index: int | None = None
     is_multilingual: bool | None = None
-    forced_decoder_ids: list[list[int | None]] | None = (
-        None  # (position, token) pairs: the old form of language and task
-    )
+    # (position, token) pairs: the old form of language and task
+    forced_decoder_ids: list[list[int | None]] | None = None
     # special tokens
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from anyformer.kernels.random_bits import mix, spread
+from anyformer.kernels.random_bits import draw_bits, mix
 from anyformer.specs.messages import quote
 
 
@@ -32,7 +32,7 @@ class SeededRows:
     def gumbel(self, places: Tensor, tokens: Tensor) -> Tensor:
         """Return Gumbel noise (B, N), given positions `places` (B,) and tokens (B or 1, N). argmax(log p + noise) is a
         sample of p."""
-        bits = spread(mix(self.seeds + places), tokens)
+        bits = draw_bits(mix(self.seeds + places), tokens)
         u = ((bits & (2**53 - 1)).double() + 0.5) * 2.0**-53
         u = u.clamp(max=1 - 2.0**-53)  # if all bits are 1, the sum is rounded to 1 and the noise would be infinite
         return -torch.log(-torch.log(u))

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.kernels.packed import Packed
+from anyformer.kernels.packed import PackedWeights
 
-BYTES, GROUPS = Packed(), Packed()
+BYTES, GROUPS = PackedWeights(), PackedWeights()
 
 
 def int8_linear(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:

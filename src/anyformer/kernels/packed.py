@@ -1,4 +1,4 @@
-"""A cache of weights in the layout of a kernel, which lives as long as the weights."""
+"""A cache of weights in the layout of a kernel, for as long as the weights exist."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place. An inference tensor does not count: it is taken as unchanged."""
+    """Return how often a tensor was changed in place; 0 for an inference tensor, which does not count its changes."""
     return 0 if tensor.is_inference() else tensor._version
 
 
-class Packed:
-    """Packed weights by the memory address of the weights, because a custom operation receives tensors, not modules.
-    They are packed at the first call, and again if the weights have changed (`stamp` is for changes that the tensor's
-    version does not count). They are freed with their `owner`, or at the next packing after the weights are gone."""
+class PackedWeights:
+    """Maps the memory address of weights to their packed copy: a custom operation receives tensors, not modules.
+
+    `get` packs weights at the first call, and again if they have changed (`stamp` counts changes that the tensor's
+    version does not). A copy is freed with its `owner`, or at the next packing after its weights were freed."""
 
     def __init__(self) -> None:
         self.kept: dict[int, tuple[StorageWeakRef, tuple[int, int], Any]] = {}

@@ -1,4 +1,4 @@
-"""Random numbers of a seed and a counter, without the state of a generator [Salmon et al. 2011]."""
+"""Random numbers computed from a seed and a counter, without a generator that has a state [Salmon et al. 2011]."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 LOW_31_BITS = 2**31 - 1  # the bits of a 64-bit number that remain after a logical shift by 33
+GOLDEN = 0x9E3779B97F4A7C1  # the first 60 bits of the golden ratio's fraction: consecutive multiples are far apart
 
 
 def mix(x: Tensor) -> Tensor:
@@ -18,16 +19,16 @@ def mix(x: Tensor) -> Tensor:
     return x ^ (x >> 33 & LOW_31_BITS)
 
 
-def spread(seeds: Tensor, numbers: Tensor) -> Tensor:
-    """Return 64 random bits (B, N), given seeds (B,) and numbers (B or 1, N)."""
-    return mix(seeds[:, None] + (numbers + 1) * 0x9E3779B97F4A7C1)
+def draw_bits(seeds: Tensor, counters: Tensor) -> Tensor:
+    """Return 64 random bits per counter (B, N), given seeds (B,) and counters (B or 1, N)."""
+    return mix(seeds[:, None] + (counters + 1) * GOLDEN)
 
 
 @torch.library.custom_op("anyformer::normal", mutates_args=())
 def normal(seeds: Tensor, count: int) -> Tensor:
-    """Return normally distributed numbers (B, count) [Box and Muller 1958] of seeds (B,), equal on every device. It is
-    a custom op because torch.compile would use 32-bit integers on a GPU."""
-    bits = spread(mix(seeds), torch.arange(count, device=seeds.device)[None])
+    """Return normally distributed numbers (B, count) [Box and Muller 1958] for seeds (B,), the same on every device. It
+    is a custom op because torch.compile would use 32-bit integers on a GPU."""
+    bits = draw_bits(mix(seeds), torch.arange(count, device=seeds.device)[None])
     high, low = ((half & LOW_31_BITS).double() * 2.0**-31 for half in (bits >> 32, bits))
     return ((-2 * torch.log(high + 2.0**-32)).sqrt() * torch.cos(2 * math.pi * low)).float()
 

@@ -64,7 +64,7 @@ def raise_pending() -> None:
 def check_range(values: Tensor, limit: int, message: str) -> Tensor:
     """Check that integers are in [0, limit) and return them; `message` is formatted with the first bad `value`.
 
-    If the check is read later, the returned values are clamped: an index out of range would abort the device before.
+    If the values are read later, the returned values are clamped: a kernel that reads at an invalid index would abort.
     """
     if not can_read_values() or values.is_meta or not values.numel():
         return values

@@ -50,15 +50,13 @@ def head_scores(run: Trace) -> HeadScores:
     if not isinstance(ids, Tensor):
         raise ValueError("heads are scored by the tokens they attend to, but this run has no input_ids")
     kinds: dict[str, dict[str, Tensor]] = {kind: {} for kind in KINDS}
+    B, T = ids.shape
+    targets = target_keys(ids)
     for each in attention(run).maps:
-        if (
-            each.kind == "self"
-            and each.time == 0
-            and each.weights.shape[0] == ids.shape[0]
-            and (each.weights.shape[-2:] == (ids.shape[1], ids.shape[1]))
-        ):
-            for kind, targets in target_keys(ids).items():
-                kinds[kind][short(each.address)] = share(each.weights, targets)
+        shape = each.weights.shape
+        if each.kind == "self" and each.time == 0 and (shape[0], *shape[-2:]) == (B, T, T):
+            for kind in KINDS:
+                kinds[kind][short(each.address)] = share(each.weights, targets[kind])
     if not kinds[KINDS[0]]:
         raise ValueError("no self-attention of this model has one query and one key per token, so heads have no scores")
     return HeadScores(kinds)

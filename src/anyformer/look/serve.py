@@ -75,22 +75,24 @@ def whole_numbers(value: Any) -> list[int] | None:
 
 
 ANSWERS: dict[str, Callable[[Server, Data], Data]] = {
-    "write": lambda server, asked: server.write(asked),
-    "lens": lambda server, asked: server.inside.lens(whole_numbers(asked["positions"]) or []),
-    "contributions": lambda server, asked: server.inside.contributions(
-        whole_numbers(asked["positions"]) or [], asked.get("token")
+    "write": lambda server, question: server.write(question),
+    "lens": lambda server, question: server.inside.lens(whole_numbers(question["positions"]) or []),
+    "contributions": lambda server, question: server.inside.contributions(
+        whole_numbers(question["positions"]) or [], question.get("token")
     ),
-    "neurons": lambda server, asked: server.inside.neurons(whole_numbers(asked["positions"]) or [], asked.get("token")),
-    "change": lambda server, asked: server.inside.change(
-        str(asked["at"]),
-        str(asked["action"]),
-        whole_numbers(asked.get("heads")),
-        whole_numbers(asked.get("positions")),
-        float(asked.get("scale") or 0.0),
-        int(asked.get("place", -1)),
+    "neurons": lambda server, question: server.inside.neurons(
+        whole_numbers(question["positions"]) or [], question.get("token")
     ),
-    "table": lambda server, asked: server.inside.table(str(asked["by"]), int(asked.get("place", -1))),
-    "heads": lambda server, asked: server.inside.head_kinds(),
+    "change": lambda server, question: server.inside.change(
+        str(question["at"]),
+        str(question["action"]),
+        whole_numbers(question.get("heads")),
+        whole_numbers(question.get("positions")),
+        float(question.get("scale") or 0.0),
+        int(question.get("place", -1)),
+    ),
+    "table": lambda server, question: server.inside.table(str(question["by"]), int(question.get("place", -1))),
+    "heads": lambda server, question: server.inside.head_kinds(),
 }
 
 

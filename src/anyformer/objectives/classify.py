@@ -76,7 +76,7 @@ class Classify(Objective):
         return ("text", "pair", "label") if self.pair else ("text", "label")
 
     def ids(self, text: Any, tokenizer: Any) -> Iterator[list[int]]:
-        # without this method, the subclass MultiLabel would make it an abstract kind
+        # without this method, `abstract` (specs/part.py) would take Classify for a base class: it has a subclass
         raise TypeError("texts with labels are not packed")
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:

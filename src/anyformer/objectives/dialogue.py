@@ -75,7 +75,7 @@ class Dialogue(Objective, called=("SFT", "instruction tuning", "chat", "supervis
 
     def predict(self, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Predictions:
         """Generate the last answer of each conversation that fits into `length` tokens with its prompt."""
-        asked, wanted, longest = [], list[str](), 0
+        prompts, wanted, longest = [], list[str](), 0
         for example in examples:
             messages = example["messages"]
             answers = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
@@ -86,16 +86,16 @@ class Dialogue(Objective, called=("SFT", "instruction tuning", "chat", "supervis
                 tokens = len(job.tokenizer.encode(answer, add_special_tokens=False))
                 if self.length is None or len(ids) + tokens <= self.length:
                     break
-            asked.append({"input_ids": array(ids), "labels": array(ids)})
+            prompts.append({"input_ids": array(ids), "labels": array(ids)})
             wanted.append(answer)
             longest = max(longest, tokens)
         return Predictions(
-            job.texts(self, asked, num_beams=job.num_beams, max_new_tokens=longest + MORE_TOKENS), wanted
+            job.texts(self, prompts, num_beams=job.num_beams, max_new_tokens=longest + MORE_TOKENS), wanted
         )
 
     def inputs_of(self, example: Example) -> dict[str, Any]:
-        asked = [message["content"] for message in example["messages"] if message.get("role") != "assistant"]
-        return {"prompt": str(asked[-1]) if asked else ""}
+        questions = [message["content"] for message in example["messages"] if message.get("role") != "assistant"]
+        return {"prompt": str(questions[-1]) if questions else ""}
 
     def module(self, model: TransformerModule) -> nn.Module:
         return NextToken().module(model)

@@ -33,7 +33,8 @@ class Distill(ObjectiveWrapper, called=("knowledge distillation", "teacher and s
     hard targets. The loss has three terms, each a mean times its factor; a term with factor 0 is not computed. The
     defaults are DistilBERT's:
 
-    soft     KL(teacher || student) of the outputs at `temperature`, times temperature^2, without padding
+    soft     KL(teacher || student) of the outputs at `temperature`, times temperature^2, without padding; not for
+             numbers (a regression) or independent labels (MultiLabel)
     hard     the loss of `of`
     cosine   1 - cosine similarity of the last hidden states, without padding
 
@@ -55,6 +56,12 @@ class Distill(ObjectiveWrapper, called=("knowledge distillation", "teacher and s
             raise ValueError("Distill: soft, hard and cosine are all 0")
         if not isinstance(self.of, (NextToken, Masked, Rewrite, Classify, Tag, Choose)):
             raise ValueError(f"Distill: {type(self.of).__name__} has no logits to distill")
+        outputs = {"regression": "a number", "multi_label_classification": "independent labels"}.get(self.problem or "")
+        if self.soft and outputs:  # softmax of one number is always 1
+            raise ValueError(
+                f"Distill.soft: the outputs of {type(self.of).__name__} are {outputs}, not one distribution; "
+                "set soft to 0"
+            )
 
     def initialize(self, model: TransformerModule) -> None:
         from anyformer.checkpoint import load

@@ -44,7 +44,7 @@ class Tag(Objective, called=("NER",)):
         return {LABEL_ALL_TOKENS: self.every}
 
     def ids(self, text: Any, tokenizer: Any) -> Iterator[list[int]]:
-        # without this method, the subclass TagGraph would make it an abstract kind
+        # without this method, `abstract` (specs/part.py) would take Tag for a base class, because it has a subclass
         raise TypeError("texts with labels are not packed")
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:

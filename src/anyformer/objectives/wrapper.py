@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -32,6 +33,10 @@ class ObjectiveWrapper(Objective):
         return self.of.texts
 
     @property
+    def problem(self) -> str | None:
+        return self.of.problem
+
+    @property
     def packs(self) -> bool:
         return self.of.packs
 
@@ -57,6 +62,9 @@ class ObjectiveWrapper(Objective):
 
     def tokenizer_settings(self, tokenizer: Any) -> dict[str, Any]:
         return self.of.tokenizer_settings(tokenizer)
+
+    def write_settings(self, folder: Path) -> Path | None:
+        return self.of.write_settings(folder)
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record | list[Record]:
         return self.of.encode(example, tokenizer)

@@ -80,8 +80,8 @@ class Watched:
 class OutputCollector:
     """Collects the values that published classes return in addition to their results, in the order of computation."""
 
-    def __init__(self, outputs: Mapping[str, str | None], asked: Iterable[str], then: Taps | None) -> None:
-        kinds = {kind for name in asked for kind in OUTPUTS[name]}
+    def __init__(self, outputs: Mapping[str, str | None], names: Iterable[str], then: Taps | None) -> None:
+        kinds = {kind for name in names for kind in OUTPUTS[name]}
         self.outputs = {address: kind for address, kind in outputs.items() if kind is not None and kind in kinds}
         self.then = then  # another listener, called first: its changes are collected
         self.seen: list[tuple[str, Tensor]] = []

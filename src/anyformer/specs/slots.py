@@ -230,5 +230,5 @@ def _own_slots(owner: type[Part]) -> dict[str, tuple[type[Part], ...]]:
         name for base in owner.__bases__ if issubclass(base, Part) and base is not Part for name in slots_of(base)
     }
     own = {name: hint for name, hint in slots_of(owner).items() if name not in inherited}
-    asked = {name: tuple(kind for kind in slot_types(hint) if kind is not Part) for name, hint in own.items()}
-    return {f"{owner.__name__}.{name}": wanted for name, wanted in asked.items() if wanted}
+    types = {name: tuple(kind for kind in slot_types(hint) if kind is not Part) for name, hint in own.items()}
+    return {f"{owner.__name__}.{name}": accepted for name, accepted in types.items() if accepted}

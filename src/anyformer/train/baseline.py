@@ -32,7 +32,7 @@ class Baselines(Callback):
             self.values = baselines(splits.train, splits.valid, size)
             listed = ", ".join(f"{name} {value:.3f}" for name, value in self.values.items())
             trainer.tell(f"to beat on the validation texts, in nats per token: {listed}")
-        elif objective.problem == "regression":
+        elif objective.baseline == "labels" and objective.problem == "regression":
             train, valid = (numbers_of(split) for split in (splits.train, splits.valid))
             loss = float(np.square(valid - train.mean()).mean())
             self.values = {MEAN: loss}

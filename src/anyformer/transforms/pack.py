@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels import hardware, matvec
-from anyformer.kernels.packed import Packed
+from anyformer.kernels.packed import PackedWeights
 from anyformer.parts.forward_override import ForwardOverride, is_plain
 from anyformer.parts.fused_linear import Joined
 from anyformer.specs.messages import nearest, quote
@@ -124,7 +124,7 @@ def is_large(layer: nn.Linear) -> bool:
     return plain and weight.dtype == torch.float32 and weight.numel() >= MIN_WEIGHTS
 
 
-PACKED = Packed()
+PACKED = PackedWeights()
 
 
 def multiply_packed(x: Tensor, weight: Tensor, bias: Tensor | None, views: list[Tensor], owner: object) -> Tensor:

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels import four_bits, hardware, quantized
-from anyformer.kernels.packed import Packed
+from anyformer.kernels.packed import PackedWeights
 from anyformer.kernels.quantized import FEW, FP8, plain_linear, quantized_linear
 from anyformer.models import TransformerModule
 from anyformer.parts.forward_override import is_plain
@@ -214,7 +214,7 @@ def place_quantized(model: TransformerModule, stored: Checkpoint | Pieces) -> No
         model.set_submodule(address, kind(tensors, linear.in_features, linear.bias))
 
 
-PACKED, COPIES = Packed(), Packed()
+PACKED, COPIES = PackedWeights(), PackedWeights()
 LARGE = 2**19  # weights; from here on, two products with 4-bit halves are faster than one with floats
 MANY = 32  # rows; from here on, a temporary float copy of the weights takes little of the time
 SLOW = (

@@ -49,11 +49,15 @@ class Recomputed:
         if torch.compiler.is_compiling():
             return checkpoint(self.forward, *args, use_reentrant=False, **kwargs)
         begun = False
+        shared = {id(each): {**each.shared} for each in args if isinstance(each, Context)}  # before the first run
 
         def rerun(*args: Any, **kwargs: Any) -> Any:
             nonlocal begun
-            if begun:  # drop the router losses of the second run, which would keep its graph alive
-                args = tuple(each.replace(losses={}) if isinstance(each, Context) else each for each in args)
+            if begun:  # compute (and draw) again what the first run shared; drop the router losses, which keep a graph
+                args = tuple(
+                    each.replace(losses={}, shared={**shared[id(each)]}) if isinstance(each, Context) else each
+                    for each in args
+                )
             begun = True
             return self.forward(*args, **kwargs)
 

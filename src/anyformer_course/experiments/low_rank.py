@@ -71,19 +71,19 @@ def work(values: Values, place: Place) -> list[Row]:
 # -- measurements -----------------------------------------------------------------------------------------------------
 
 
-def losses_by_rank(trainer: Trainer, number: int) -> list[Row]:
+def losses_by_rank(trainer: Trainer, num_texts: int) -> list[Row]:
     """Return the loss on masked letters of held-out texts, with attention of several ranks, plain and shuffled."""
     length = trainer.run.batch.length
     assert length is not None
-    ids = held_out(trainer, number, length)
+    ids = held_out(trainer, num_texts, length)
     random = torch.Generator().manual_seed(0)
     hidden = (torch.rand(ids.shape, generator=random) < MASKED).to(ids.device)
-    asked = ids.masked_fill(hidden, trainer.tokenizer.mask_token_id)
+    masked = ids.masked_fill(hidden, trainer.tokenizer.mask_token_id)
     rows: list[Row] = []
     for share in SHARES:
         for kind in KINDS[:2]:
             change = {WEIGHTS: lambda weights, _, kind=kind, share=share: cut(weights, share, kind == "shuffled")}
-            logits = trace(trainer.model, change=change, input_ids=asked).output.logits.float()
+            logits = trace(trainer.model, change=change, input_ids=masked).output.logits.float()
             loss = torch.nn.functional.cross_entropy(logits[hidden], ids[hidden])
             rows.append({"kind": kind, "rank": share, "loss": float(loss)})
     return rows

@@ -20,34 +20,35 @@ from anyformer_course.results import CHECKOUT, HERE, PLOTS, judged_run, names, r
 
 def store(folder: Path, why: str | None = None, commit: str | None = None) -> Path:
     """Add the run in `folder` to its experiment's file; return the file."""
-    told = json.loads((folder / "claim.json").read_text("utf-8"))
-    name, form = told["name"], told["form"]
-    if form == TINY or (told["holds"] is None and told["verdict"] != TOO_SMALL):
-        raise ValueError(f"{folder}: the {form} form has no verdict ({told['verdict']})")
+    claim = json.loads((folder / "claim.json").read_text("utf-8"))
+    name, form = claim["name"], claim["form"]
+    if form == TINY or (claim["holds"] is None and claim["verdict"] != TOO_SMALL):
+        raise ValueError(f"{folder}: the {form} form has no verdict ({claim['verdict']})")
     module = experiment(name)
     record = read(name) if name in names() else new_record(name, module)
-    figures = {key: value for key, value in told["figures"].items() if value is not None}
+    figures = {key: value for key, value in claim["figures"].items() if value is not None}
     short = {key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in figures.items()}
     listed = "; ".join(f"{key} {value}" for key, value in short.items())
-    verdict = None if told["holds"] is None else told["verdict"]
-    sentence = {True: "holds", False: "**does not hold**", None: "no verdict, too small to judge"}[told["holds"]]
+    verdict = None if claim["holds"] is None else claim["verdict"]
+    sentence = {True: "holds", False: "**does not hold**", None: "no verdict, too small to judge"}[claim["holds"]]
+    seconds = f"{claim['seconds']:.0f} s" if claim["device"] == "cuda" else f"{claim['cpu_seconds']:.0f} s of CPU time"
     run = {
         "form": form,
-        "claim": told["claim"],
+        "claim": claim["claim"],
         "verdict": verdict,
-        "seeds": told["seeds"],
+        "seeds": claim["seeds"],
         "figure": f"{sentence}: {listed}",
         "figures": figures,
-        "time": f"{told['seconds']:.0f} s" if told["device"] == "cuda" else f"{told['cpu_seconds']:.0f} s of CPU time",
-        "machine": told["machine"],
+        "time": seconds,
+        "machine": claim["machine"],
         "commit": commit,
     }
     order = [*module.FORMS][::-1]
     others = [each for each in record["runs"] if each["form"] != form]
     record["runs"] = sorted([run, *others], key=lambda each: order.index(each["form"]) if each["form"] in order else 0)
     if judged_run(record) in (None, run):
-        record["why"] = None if told["holds"] else why
-        if not told["holds"] and not why:
+        record["why"] = None if claim["holds"] else why
+        if not claim["holds"] and not why:
             raise ValueError(f"{name} {verdict or 'is not judged'}: say why you think so with --why TEXT")
     if judged_run(record) is run:
         if (folder / "plot.png").is_file():

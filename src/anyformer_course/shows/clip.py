@@ -25,14 +25,14 @@ SIDE = 12  # pixels
 
 def example(texts: str = "red square / green circle / blue cross", *, steps: Natural = 120, seed: int = 0) -> Shown:
     """Train on all nine names and drawings, then compare `texts`, separated by "/", with their drawings."""
-    asked = [each.split() for each in texts.split("/") if each.split()]
-    if not 2 <= len(asked) <= 9 or any(len(e) != 2 or e[0] not in COLORS or e[1] not in SHAPES for e in asked):
+    captions = [each.split() for each in texts.split("/") if each.split()]
+    if not 2 <= len(captions) <= 9 or any(len(e) != 2 or e[0] not in COLORS or e[1] not in SHAPES for e in captions):
         colors, shapes = ", ".join(COLORS), ", ".join(SHAPES)
         raise ValueError(f"give two to nine texts separated by '/': a color ({colors}) and a shape ({shapes})")
     model: Any = af.build(description(), seed=seed)
     pairs = [[color, shape] for color in COLORS for shape in SHAPES]
     draws, optimizer = torch.Generator().manual_seed(seed), torch.optim.Adam(model.parameters(), lr=1.2e-3)
-    before = matrix(model, asked)
+    before = matrix(model, captions)
     album = [torch.stack([draw_shape(pair[0], pair[1], draws) for pair in pairs]) for _ in range(12)]
     right, losses = torch.arange(len(pairs)), []
     for step in range(steps):
@@ -42,9 +42,9 @@ def example(texts: str = "red square / green circle / blue cross", *, steps: Nat
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    after = matrix(model, asked)
-    names = [" ".join(pair) for pair in asked]
-    hits = int((after.argmax(1) == torch.arange(len(asked))).sum())
+    after = matrix(model, captions)
+    names = [" ".join(pair) for pair in captions]
+    hits = int((after.argmax(1) == torch.arange(len(captions))).sum())
 
     def draw() -> Any:
         figure = figures.heat_maps(
@@ -58,7 +58,7 @@ def example(texts: str = "red square / green circle / blue cross", *, steps: Nat
         return Table(title, ("picture", *names), rows)
 
     return Shown(
-        f"After {amount(steps, 'step')} {hits} of {len(asked)} pictures are closest to their own text"
+        f"After {amount(steps, 'step')} {hits} of {len(captions)} pictures are closest to their own text"
         + (f"; the loss fell from {losses[0]:.2f} to {losses[-1]:.2f}." if steps else "."),
         [table("cosines after training", after), table("cosines before training", before)],
         draw,

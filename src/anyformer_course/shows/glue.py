@@ -1,12 +1,13 @@
 """Published scores on GLUE and SuperGLUE, by year, parameters and training compute.
 
-Compute is the published figure or, if there is none, 6 N D (3 N D for an encoder-decoder). Parameters are our count if
-the architecture is in the zoo.
+Compute is the published figure. If none was published, it is 6 N D (3 N D for an encoder-decoder). Parameters are
+listed as published and, if the architecture is in the zoo, as we count them.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from typing import Any
 
 from anyformer.look.figures import new
@@ -70,6 +71,4 @@ def example(test: str = "glue", *, count: bool = True) -> Shown:
 
 
 def correlation(pairs: list[tuple[float, float]]) -> float:
-    from statistics import correlation as pearson
-
-    return pearson(*zip(*pairs)) if len(pairs) > 2 else math.nan
+    return statistics.correlation(*zip(*pairs)) if len(pairs) > 2 else math.nan

@@ -1,7 +1,7 @@
-"""Low rank of attention: singular values of the attention weights of a text, and what a matrix of lower rank loses.
+"""Low rank of attention: singular values of the attention weights of a text, and the error of a lower rank.
 
-Each character is a token; one head with random projections reads its vector and its sinusoids. The control has the same
-weights, shuffled in each row: as sharp, without common structure.
+Each character is a token: a random vector plus sinusoids. One head has random projections. The control has the same
+weights, shuffled in each row: they are as sharp, but rows have no common structure.
 """
 
 from __future__ import annotations
@@ -34,37 +34,38 @@ def example(text: str = TEXT, *, width: int = 16, scale: float = 1.0, seed: int 
     weights = (scale * scores).softmax(-1)
     order = torch.rand(weights.shape, generator=draws).argsort(-1)
     shuffled = weights.gather(-1, order)
-    number = len(text)
-    ranks = sorted({1, *(round(number * share) for share in (1 / 16, 1 / 8, 1 / 4, 1 / 2)), number})
+    full = len(text)
+    ranks = sorted({1, *(round(full / parts) for parts in (16, 8, 4, 2)), full})
     rows = []
     for rank in ranks:
         errors = [float((lower_rank(a, rank) @ v - a @ v).norm() / (a @ v).norm()) for a in (weights, shuffled)]
         rows.append([rank, share(weights, rank), errors[0], share(shuffled, rank), errors[1]])
-    quarter = round(number / 4)
+    quarter = round(full / 4)
 
     def draw() -> Any:
         figure, axes = new(3, 1, 13, 3.8)
         axes[0, 0].imshow(weights, interpolation="nearest")
         axes[0, 0].set_title("attention weights", fontsize=9)
         axes[0, 1].imshow(lower_rank(weights, quarter), interpolation="nearest")
-        axes[0, 1].set_title(f"the same with rank {quarter} of {number}", fontsize=9)
+        axes[0, 1].set_title(f"the same with rank {quarter} of {full}", fontsize=9)
         for name, each in (("attention", weights), ("shuffled rows", shuffled)):
-            axes[0, 2].plot([0, *(share(each, rank) for rank in range(1, number + 1))], label=name)
+            axes[0, 2].plot([0, *(share(each, rank) for rank in range(1, full + 1))], label=name)
         axes[0, 2].axvline(quarter, color="gray", linestyle=":")
         axes[0, 2].set(title="share of the singular values", xlabel="rank", ylim=(0, 1.02))
         axes[0, 2].legend()
         return figure
 
     return Shown(
-        f"A quarter of the singular values ({quarter} of {number}) has {share(weights, quarter):.1%} of their sum; "
+        f"A quarter of the singular values ({quarter} of {full}) has {share(weights, quarter):.1%} of their sum; "
         f"with shuffled rows {share(shuffled, quarter):.1%}. The scores have rank {torch.linalg.matrix_rank(scores)}.",
-        [Table(f"{number} characters", ("rank", "share, attention", "error of the result", "share, shuffled",
+        [Table(f"{full} characters", ("rank", "share, attention", "error of the result", "share, shuffled",
                                         "error, shuffled"), rows)],
         draw,
     )  # fmt: skip
 
 
 def share(matrix: Tensor, rank: int) -> float:
+    """Return the sum of the `rank` largest singular values, relative to the sum of all."""
     values = torch.linalg.svdvals(matrix)
     return float(values[:rank].sum() / values.sum())
 

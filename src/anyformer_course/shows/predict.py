@@ -22,17 +22,16 @@ def example(
     ids = [1, *small.ids(text)]  # <start>
     with torch.no_grad():
         logits = small.model(input_ids=torch.tensor([ids])).logits[0]  # (T, V)
-    after = logits.log_softmax(-1)
-    real = [float(scores[i]) for scores, i in zip(after, ids[1:], strict=False)]
+    logs = logits.log_softmax(-1)
     best = logits[-1].topk(max(1, min(top, len(small.tokens)))).indices.tolist()
-    words = [(small.tokens[i], float(after[-1, i].exp())) for i in best]
+    words = [(small.tokens[i], float(logs[-1, i].exp())) for i in best]
     rows = [
-        [small.tokens[i], small.tokens[int(scores.argmax())], float(scores.exp()[i]), float(scores[i])]
-        for scores, i in zip(after, ids[1:], strict=False)
+        [small.tokens[i], small.tokens[int(log.argmax())], float(log[i].exp()), float(log[i])]
+        for log, i in zip(logs[:-1], ids[1:], strict=True)
     ]
     return Shown(
         f"after {text!r}: {words[0][0]!r} with probability {words[0][1]:.2f}; "
-        f"the log-likelihood of the text is {sum(real):.2f}",
+        f"the log-likelihood of the text is {sum(row[-1] for row in rows):.2f}",
         [
             Table("next word", ("word", "score", "probability"), [
                 [word, float(logits[-1, i]), p] for i, (word, p) in zip(best, words, strict=True)

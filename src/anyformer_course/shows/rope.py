@@ -38,7 +38,7 @@ def example(
     alone, later = rotate_from(0), rotate_from(skipped)
     scores, moved = alone @ alone.T, later @ later.T
     change = float((scores - moved).abs().max())
-    turns = frequencies(width, base, None)  # radians per position, one per pair
+    turns = frequencies(width, base)  # radians per position, one per pair
 
     def draw() -> Any:
         figure, axes = new(3 + (width > 2), 1, 13 if width == 2 else 16, 4)

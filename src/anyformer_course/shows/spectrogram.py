@@ -1,7 +1,7 @@
 """A spectrogram: sound as frames of frequencies, and frames as tokens.
 
-Each letter of the text becomes a tone, or give a WAV file. Whisper computes 100 frames of 80 mel channels per second
-and halves them; a Conformer keeps a quarter of them as tokens.
+The sound is a WAV or FLAC file, or one tone per letter of a text. Whisper computes 100 frames of 80 mel channels per
+second and makes a token of two frames, a Conformer of four.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ RATE = 16000  # samples per second
 def example(
     sound: str = "one two three", *, channels: int = 80, hop: int = 160, width: Count = 32, seed: int = 0
 ) -> Shown:
-    """Compute the log-mel spectrogram of a WAV file, or of tones for the letters of a text, and its tokens."""
+    """Compute the log-mel spectrogram of a sound file, or of tones for the letters of a text, and count its tokens."""
     import anyformer as af
 
     is_file = sound.lower().endswith((".wav", ".flac"))
     if is_file and not Path(sound).exists():
         raise ValueError(f"{sound}: no such file")
     if not sound.strip() or (not is_file and len(sound) > 60):
-        raise ValueError("give a text of 1 to 60 letters, or a WAV file")
+        raise ValueError("give a text of 1 to 60 letters, or a WAV or FLAC file")
     reader = AudioProcessor(kind="mel", feature_size=channels, hop_length=hop)
     source: Any = sound if is_file else (tones(sound), RATE)
     features = reader(source, padding="longest")["input_features"]  # (1, M, F)
@@ -61,7 +61,7 @@ def example(
         f"{seconds:.2f} seconds are {samples:,} samples, {frames} frames and {tokens} tokens of Whisper.",
         [
             Table(
-                "from sound to tokens", ("tokens are", "number", "per second", "pairs in attention"),
+                "from sound to tokens", ("unit", "number", "per second", "pairs in attention"),
                 [[name, number, rate, number**2] for name, number, rate in rows],
             )
         ],

@@ -1,7 +1,7 @@
 """A state space: a linear recurrence, which is also a convolution; with selection it depends on the input.
 
-h[t] = a h[t-1] + b x[t], y[t] = sum of c h[t], with a = exp(dt A) and b = (a - 1) / A. The same numbers come from one
-convolution with the kernel K[l] = sum of c a^l b. Mamba computes dt from each token: dt = 0 keeps the state as it is.
+h[t] = a h[t-1] + b x[t], y[t] = sum of c h[t] over the states, with a = exp(dt A) and b = (a - 1) / A. A convolution
+with the kernel K[l] = sum of c a^l b gives the same numbers. Mamba computes dt from each token: dt = 0 keeps the state.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def example(numbers: str = "1 0 0 2 0 0 0 3", *, selective: bool = False, dt: fl
     kernel = torch.stack([(c * a**l * (a - 1) / A).sum() for l in range(len(x))])
     convolved = torch.stack([(kernel[: t + 1].flip(0) * x[: t + 1]).sum() for t in range(len(x))])
     error = float((convolved - y).abs().max())
-    # the library's selective scan has one rule more: b = dt, not (a - 1) / A; the factor makes both equal
+    # the library's selective scan uses b = dt instead of (a - 1) / A; the factor makes both equal
     factor = ((decay - 1) / A / steps[:, None].clamp(min=1e-9))[None]
     ours, _ = scan(x[None, :, None], steps[None, :, None], A[:, None].contiguous(), factor, c.expand(1, len(x), -1))
     check = float((ours[0, :, 0] - y).abs().max())

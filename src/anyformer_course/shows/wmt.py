@@ -1,7 +1,7 @@
 """Translation in 2017: published BLEU and training cost of the Transformer and its rivals, and the cost recomputed.
 
-The published cost is the time of training times the speed of the devices: 8 P100 at 9.5e12 FLOPs per second. The
-FLOPs that our count gives for the same training show how much of that speed was used.
+The published cost is the training time multiplied by the speed of the devices: 8 P100 at 9.5e12 FLOPs per second. Our
+count of the same training shows which share of that speed was used.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ def example(*, length: int = 30) -> Shown:
         available = DEVICES * SPEED * hours * 3600
         rows.append([name, counted.parameters, steps * TOKENS, available, flops, flops / available])
 
+    scores = {name: row for name, row in PUBLISHED.items() if row[0] is not None}
+    big = scores["Transformer big"]
+    rival = max((row for name, row in scores.items() if not name.startswith("Transformer")), key=lambda row: row[0])
+
     def draw() -> Any:
         figure, axes = new(2, 1, 12, 4.5, sharey=False)
         for axis, (title, score, cost) in zip(axes[0], (("English to German", 0, 2), ("English to French", 1, 3))):
@@ -56,8 +60,9 @@ def example(*, length: int = 30) -> Shown:
         return figure
 
     return Shown(
-        f"The big Transformer has 28.4 BLEU, the best rival 26.36 with {7.7e19 / 2.3e19:.1f} times its FLOPs. Of the "
-        f"published 3.3e18 FLOPs of the base model, our count of the training needs {rows[0][-1]:.0%}.",
+        f"English to German, the big Transformer has {big[0]} BLEU, the best rival {rival[0]} with "
+        f"{rival[2] / big[2]:.1f} times its FLOPs. Of the published FLOPs of the base model, "
+        f"{PUBLISHED['Transformer base'][2]:.2g}, our count of the training needs {rows[0][-1]:.0%}.",
         [
             Table("published", ("model", "BLEU en-de", "BLEU en-fr", "FLOPs en-de", "FLOPs en-fr"),
                   [[name, *row] for name, row in PUBLISHED.items()]),

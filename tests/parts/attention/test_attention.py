@@ -20,6 +20,7 @@ from anyformer.parts.norm import LayerNorm, RMSNorm, UnitNorm
 from anyformer.parts.position.absolute import BucketedBias
 from anyformer.parts.position.rotary import Rope
 from anyformer.runtime.context import Memory
+from anyformer.runtime.state import State
 from anyformer.specs.part import Site
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
@@ -178,12 +179,12 @@ def test_a_window_bounds_the_memory() -> None:
         return state.stores["decoder.layers.0.attention.op"].tensors["k"].shape[2]
 
     assert kept(Causal()) == 15 and kept(Causal() & Window(size=4)) == 4 == kept(Window(size=4) & Causal())
-    # these masks still need tokens far back
+    # a mask of which only a part is a window needs all tokens
     assert kept(Either(masks=(Causal(), Causal() & Window(size=4)))) == 15
     assert kept(Causal() & (Window(size=4) | Global())) == 15
 
 
-def test_a_memory_has_no_places() -> None:
+def test_cross_attention_takes_no_mask_and_no_position() -> None:
     for wrong in ({"mask": Causal()}, {"position": Rope()}):
         with pytest.raises(ValueError, match=r"Attention\(memory=True\).*no mask and no position"):
             Attention(num_heads=H, memory=True, **wrong)
@@ -192,10 +193,8 @@ def test_a_memory_has_no_places() -> None:
 
 
 @torch.no_grad()
-def test_memory_is_projected_once_a_text() -> None:
+def test_memory_is_projected_once_per_text() -> None:
     module = made(Attention(num_heads=H, memory=True), D)
-    from anyformer.runtime.state import State
-
     holder = nn.Module()
     holder.add_module("here", module)
     state, memory = State.allocate(holder, 2), torch.randn(2, 5, D)
@@ -240,7 +239,7 @@ def test_dropout_is_on_the_weights() -> None:
     ({"num_heads": 4, "dropout": 1.0}, "Attention.dropout is 1.0"),
     ({"num_heads": 4, "position": BucketedBias(num_heads=2)}, "Attention.position.num_heads is 2; .* 4"),
 ])  # fmt: skip
-def test_nonsense(fields: dict[str, Any], line: str) -> None:
+def test_refused(fields: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError, match=line):
         Attention(**fields)
 

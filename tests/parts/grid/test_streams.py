@@ -116,7 +116,7 @@ def test_pooled_attention_place_by_place(added: Any) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("added", ["none", "rest", "all"])
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-def test_pads_of_what_pools_nothing(added: Any, kernel: str) -> None:
+def test_pads_without_pooling(added: Any, kernel: str) -> None:
     """Without a grid: pads on either side are not visible, and the first token is the first real token."""
     op = made(PooledAttention(num_heads=2, add_queries=added))
     x, index = torch.randn(2, 7, 8), torch.arange(7)
@@ -154,7 +154,7 @@ def test_distances_along_each_side(grid: Any, keys: Any) -> None:
             torch.testing.assert_close(found[:, :, 1 + a, 1 + b], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_what_a_stride_leaves() -> None:
+def test_a_stride_makes_a_coarser_grid() -> None:
     ctx = context(Volume(3, 5, 4), before=2)
     after = with_stride(ctx, (1, 2, 2))
     assert after.extras == (Volume(3, 3, 2),) and after.index.tolist() == list(range(2 + 18))
@@ -174,12 +174,12 @@ def model(*steps: Sublayer, depth: int = 1, **more: Any) -> Any:
 
 
 @torch.no_grad()
-def test_each_step_reads_what_the_one_before_it_left() -> None:
+def test_each_step_reads_the_grid_and_width_of_the_step_before() -> None:
     """The grid halves in every layer. The width grows only in the first; later inputs already have width `out`."""
     norm = LayerNorm()
     wider = NormedShortcut(op=MLP(width=12, out=20), skip=Skip(), pre_norm=norm, out_norm=norm)
-    looks = Sublayer(op=PooledAttention(num_heads=2, keys=GridPool(kernel=(3, 3), stride=(2, 2))))
-    spec = model(Sublayer(op=COARSER, skip=Skip(by="mean")), wider, looks, depth=2, norm=norm).replace(
+    attention = Sublayer(op=PooledAttention(num_heads=2, keys=GridPool(kernel=(3, 3), stride=(2, 2))))
+    spec = model(Sublayer(op=COARSER, skip=Skip(by="mean")), wider, attention, depth=2, norm=norm).replace(
         head=ClassifyHead(num_labels=3, pool=Pool(take=MeanTokens()))
     )
     built = af.build(spec).eval()
@@ -308,7 +308,7 @@ def test_a_neighbourhood_as_large_as_the_image_is_attention_to_all_of_it() -> No
 
 
 @pytest.mark.parametrize("grid", (Grid(3, 3), Grid(2, 3), Grid(2, 2)))  # the size of the table, and smaller
-def test_grid_bias_is_that_of_rows_and_columns_apart(grid: Grid) -> None:
+def test_grid_bias_depends_on_distances_in_rows_and_columns(grid: Grid) -> None:
     module = GridBias(num_heads=2, size=3).build(Site(width=4))
     torch.nn.init.normal_(module.weight)
     index = torch.arange(grid.rows * grid.columns)

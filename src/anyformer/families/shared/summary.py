@@ -33,7 +33,7 @@ def activation(spec: Model) -> str | None:
     return None if name == "linear" else name
 
 
-TYPES = ("last", "first", "mean", "cls_index", "attn")  # published; "attn" is not implemented, there either
+TYPES = ("last", "first", "mean", "cls_index", "attn")  # published; transformers does not implement "attn" either
 FUNCTIONS = (*ACTIVATION_NAMES, "")  # "": no activation
 
 

@@ -40,15 +40,15 @@ class SummaryModule(PartModule, of=Summary):
         self.part = part
         self.dense = nn.Linear(site.width, part.width) if part.width else None
 
-    def forward(self, x: Tensor, places: Tensor | None, tokens: Tensor | None) -> Tensor:
-        """Summarise x (..., T, D) to (..., width). `places` (...) are the indices for take="index"."""
+    def forward(self, x: Tensor, indices: Tensor | None, is_token: Tensor | None) -> Tensor:
+        """Return one vector (..., width) per text of x (..., T, D). `indices` (...) are for take="index"."""
         part = self.part
-        if part.take == "index" and places is not None:
-            x = x.gather(-2, places[..., None, None].expand(*places.shape, 1, x.shape[-1])).squeeze(-2)
+        if part.take == "index" and indices is not None:
+            x = x.gather(-2, indices[..., None, None].expand(*indices.shape, 1, x.shape[-1])).squeeze(-2)
         elif part.take == "index":
             x = x[..., -1, :]
-        elif part.take == "first" and tokens is not None and x.dim() == 3:  # not at index 0 if padding is on the left
-            x = x.gather(1, tokens.int().argmax(-1)[:, None, None].expand(-1, 1, x.shape[-1])).squeeze(1)
+        elif part.take == "first" and is_token is not None and x.dim() == 3:  # not index 0 if padding is on the left
+            x = x.gather(1, is_token.int().argmax(-1)[:, None, None].expand(-1, 1, x.shape[-1])).squeeze(1)
         else:
             x = x.mean(1) if part.take == "mean" else x[:, -1 if part.take == "last" else 0]
         if self.training and part.first_dropout:

@@ -146,10 +146,10 @@ class SavedFrequencies(ComputesTensors):
     def __init__(self, width: int, base: float) -> None:
         super().__init__()
         self.width, self.base = width, base
-        self.register_buffer("value", frequencies(width, base, None))
+        self.register_buffer("value", frequencies(width, base))
 
     def computed_tensors(self) -> dict[str, Callable[[], Tensor]]:
-        return {"value": lambda: frequencies(self.width, self.base, None)}
+        return {"value": lambda: frequencies(self.width, self.base)}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SavedFrequencies:
         moved = fn(self.value)

@@ -21,11 +21,31 @@ from anyformer.specs.part import Part, Site
 class RopeScaling(Part):
     """How rotary frequencies are scaled for texts that are longer than the training texts."""
 
+    @property
+    def magnitude(self) -> float:
+        """Factor of queries and keys."""
+        return 1.0
+
+    def check_width(self, width: int, address: str) -> None:
+        """Raise ValueError if this scaling does not fit a head with `width` rotary channels."""
+
+    def scaled(self, plain: Tensor, width: int, base: float) -> Tensor:
+        """Return the frequencies (width / 2,) given the unscaled ones, in radians per position."""
+        return plain
+
+    def at_length(self, frequency: Tensor, width: int, base: float, length: Tensor) -> Tensor:
+        """Return the frequencies (width / 2,) for a text of `length` tokens, given the result of `scaled`. Called if
+        `length_dependent`. `length` is a tensor, so that nothing waits for the GPU."""
+        return frequency
+
 
 class LinearScaling(RopeScaling, sees="itself", called=("position interpolation",)):
     """Divides positions by a factor [Chen et al. 2023]."""
 
     factor: Positive
+
+    def scaled(self, plain: Tensor, width: int, base: float) -> Tensor:
+        return plain / self.factor
 
 
 class DynamicScaling(RopeScaling, sees="itself", called=("NTK",)):
@@ -36,6 +56,15 @@ class DynamicScaling(RopeScaling, sees="itself", called=("NTK",)):
 
     factor: Positive
     length: Count
+
+    def check_width(self, width: int, address: str) -> None:
+        if width < 3:
+            raise ValueError(f"{address}: DynamicScaling needs at least two pairs of channels that rotate")
+
+    def at_length(self, frequency: Tensor, width: int, base: float, length: Tensor) -> Tensor:
+        longest = length.clamp(min=self.length).float()
+        growth = self.factor * longest / self.length - (self.factor - 1)
+        return unscaled_frequencies(width, base * growth ** (width / (width - 2)), length.device)
 
 
 class LongScaling(RopeScaling, sees="itself", called=("LongRoPE",)):
@@ -50,12 +79,33 @@ class LongScaling(RopeScaling, sees="itself", called=("LongRoPE",)):
     factor: Positive = 1.0  # extension of that length; determines the default of attention_factor
     attention_factor: float | None = None  # multiplies queries and keys
 
+    @property
+    def magnitude(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return math.sqrt(1 + math.log(self.factor) / math.log(self.length)) if self.factor > 1 else 1.0
+
+    def check_width(self, width: int, address: str) -> None:
+        for name in ("short", "long"):
+            if (given := len(getattr(self, name))) not in (1, (width + 1) // 2):
+                raise ValueError(f"{address}: LongScaling.{name} has {given} factors for {width // 2} pairs")
+
+    def scaled(self, plain: Tensor, width: int, base: float) -> Tensor:
+        """Return the short and the long frequencies (2, width / 2)."""
+        return torch.stack([plain / torch.tensor(each) for each in (self.short, self.long)])
+
+    def at_length(self, frequency: Tensor, width: int, base: float, length: Tensor) -> Tensor:
+        return torch.where(length > self.length, frequency[1], frequency[0])
+
 
 class ProportionalScaling(RopeScaling, sees="itself"):
     """Rotates only a share of the channel pairs, those with the highest frequencies."""
 
     share: Fraction = 1.0
     factor: Positive = 1.0  # divides positions
+
+    def scaled(self, plain: Tensor, width: int, base: float) -> Tensor:
+        return torch.where(torch.arange(len(plain)) < int(self.share * width // 2), plain / self.factor, 0.0)
 
 
 class YarnScaling(RopeScaling, sees="itself", called=("YaRN",)):
@@ -70,6 +120,33 @@ class YarnScaling(RopeScaling, sees="itself", called=("YaRN",)):
     mscale_all_dim: float | None = None
     truncate: bool = True
 
+    @property
+    def magnitude(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return self.temperature(self.mscale) / self.temperature(self.mscale_all_dim)
+        return self.temperature(1.0)
+
+    def temperature(self, mscale: float) -> float:
+        return 0.1 * mscale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+    def check_width(self, width: int, address: str) -> None:
+        if width % 2:
+            raise ValueError(f"{address}: YarnScaling needs an even number of channels that rotate, got {width}")
+
+    def scaled(self, plain: Tensor, width: int, base: float) -> Tensor:
+        def channel(turns: float) -> float:
+            """Return the channel pair that makes `turns` full turns over the length of training texts."""
+            return width * math.log(self.length / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+        low, high = channel(self.beta_fast), channel(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, width - 1)
+        ramp = ((torch.arange(width // 2).float() - low) / (high - low or 1e-3)).clamp(0, 1)
+        return plain / self.factor * ramp + plain * (1 - ramp)
+
 
 class Llama3Scaling(RopeScaling, sees="itself"):
     """Keeps high frequencies, divides low ones, and blends in between [Llama 3.1, 2024]."""
@@ -78,6 +155,15 @@ class Llama3Scaling(RopeScaling, sees="itself"):
     low_frequency_factor: Positive
     high_frequency_factor: float
     length: Count  # length of training texts
+
+    def scaled(self, plain: Tensor, width: int, base: float) -> Tensor:
+        wavelength = 2 * math.pi / plain
+        low, high = self.low_frequency_factor, self.high_frequency_factor
+        if high > low:
+            blend = ((self.length / wavelength - low) / (high - low)).clamp(0, 1)  # 1: keep, 0: divide
+        else:  # no band between them
+            blend = (wavelength <= self.length / low).float()
+        return (1 - blend) * plain / self.factor + blend * plain
 
 
 class Rope(AttentionPosition, sees="itself", called=("rotary", "RoFormer", "rotary position embedding")):
@@ -94,14 +180,10 @@ class Rope(AttentionPosition, sees="itself", called=("rotary", "RoFormer", "rota
 
     def build(self, site: Site) -> nn.Module:
         width = int(site.width * self.fraction)  # rounded up to an even number (GPT-NeoX) if the head is wide enough
-        if width < 1 or width + width % 2 > site.width or (width % 2 and isinstance(self.scaling, YarnScaling)):
+        if width < 1 or width + width % 2 > site.width:
             raise ValueError(f"{site.address}: Rope rotates pairs of channels, got {width} of {site.width} channels")
-        if width < 3 and isinstance(self.scaling, DynamicScaling):
-            raise ValueError(f"{site.address}: DynamicScaling needs at least two pairs of channels that rotate")
-        if isinstance(self.scaling, LongScaling):
-            for name in ("short", "long"):
-                if (given := len(getattr(self.scaling, name))) not in (1, (width + 1) // 2):
-                    raise ValueError(f"{site.address}: LongScaling.{name} has {given} factors for {width // 2} pairs")
+        if self.scaling is not None:
+            self.scaling.check_width(width, site.address)
         return RopeModule(self, site.width)
 
 
@@ -112,21 +194,19 @@ class RopeModule(AttentionPositionModule):
         self.series = int(head_width * part.fraction)  # channels that the frequencies are computed for
         self.width = self.series + self.series % 2
         self.frequency = Computed(lambda: frequencies(self.series, part.base, part.scaling))
-        self.attention_factor = attention_factor(part.scaling)
+        self.magnitude = 1.0 if part.scaling is None else part.scaling.magnitude
 
     def tables(self, ctx: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin, (1 or B, 1, T, width / 2)."""
+        """Return cos and sin, (1 or B, 1, T, width / 2)."""
         frequency, scaling = self.frequency(), self.part.scaling
-        if isinstance(scaling, DynamicScaling):
-            frequency = dynamic_frequencies(self.series, self.part.base, scaling, ctx.positions.max() + 1)
-        elif isinstance(scaling, LongScaling):  # (2, width / 2): short and long
-            frequency = torch.where(ctx.positions.max() + 1 > scaling.length, frequency[1], frequency[0])
+        if scaling is not None and scaling.length_dependent:
+            frequency = scaling.at_length(frequency, self.series, self.part.base, ctx.positions.max() + 1)
         angle = ctx.positions[:, None, :, None].float() * frequency
-        return ((angle.cos() * self.attention_factor).to(dtype), (angle.sin() * self.attention_factor).to(dtype))
+        return ((angle.cos() * self.magnitude).to(dtype), (angle.sin() * self.magnitude).to(dtype))
 
     def pair_tables(self, ctx: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin per channel, (1 or B, 1, T, width), computed once for all layers. In a pair (a, b), b contributes
-        to the new a with -sin, and a to the new b with sin."""
+        """Return cos and sin per channel, (1 or B, 1, T, width), computed once for all layers. In a pair (a, b), b
+        contributes to the new a with -sin, and a to the new b with sin."""
 
         def make() -> tuple[Tensor, Tensor]:
             cos, sin = self.tables(ctx, dtype)
@@ -152,57 +232,11 @@ class RopeModule(AttentionPositionModule):
         return new if rest is None else torch.cat((new, rest), dim=-1)
 
 
-def frequencies(width: int, base: float, scaling: RopeScaling | None) -> Tensor:
-    """(width / 2,) radians per position, scaled; with LongScaling the short and the long ones, (2, width / 2)."""
-    plain = 1.0 / (base ** (torch.arange(0, width, 2).float() / width))
-    if isinstance(scaling, LinearScaling):
-        return plain / scaling.factor
-    if isinstance(scaling, ProportionalScaling):
-        return torch.where(torch.arange(len(plain)) < int(scaling.share * width // 2), plain / scaling.factor, 0.0)
-    if isinstance(scaling, LongScaling):
-        return torch.stack([plain / torch.tensor(each) for each in (scaling.short, scaling.long)])
-    if isinstance(scaling, Llama3Scaling):
-        wavelength = 2 * math.pi / plain
-        low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-        if high > low:
-            blend = ((scaling.length / wavelength - low) / (high - low)).clamp(0, 1)  # 1: keep, 0: divide
-        else:  # no band between them
-            blend = (wavelength <= scaling.length / low).float()
-        return (1 - blend) * plain / scaling.factor + blend * plain
-    if isinstance(scaling, YarnScaling):
-
-        def channel(turns: float) -> float:
-            """Return the channel pair that makes `turns` full turns over the length of training texts."""
-            return width * math.log(scaling.length / (turns * 2 * math.pi)) / (2 * math.log(base))
-
-        low, high = channel(scaling.beta_fast), channel(scaling.beta_slow)
-        if scaling.truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, width - 1)
-        ramp = ((torch.arange(width // 2).float() - low) / (high - low or 1e-3)).clamp(0, 1)
-        return plain / scaling.factor * ramp + plain * (1 - ramp)
-    return plain  # no scaling, or dynamic scaling up to `length`
+def frequencies(width: int, base: float, scaling: RopeScaling | None = None) -> Tensor:
+    """Return (width / 2,) radians per position; with LongScaling (2, width / 2), the short and the long ones."""
+    plain = unscaled_frequencies(width, base)
+    return plain if scaling is None else scaling.scaled(plain, width, base)
 
 
-def dynamic_frequencies(width: int, base: float, scaling: DynamicScaling, length: Tensor) -> Tensor:
-    """(width / 2,) frequencies for a text of `length` tokens, which is a tensor, so that nothing waits for the GPU."""
-    longest = length.clamp(min=scaling.length).float()
-    growth = scaling.factor * longest / scaling.length - (scaling.factor - 1)
-    base_now = base * growth ** (width / (width - 2))
-    return 1.0 / (base_now ** (torch.arange(0, width, 2, device=length.device).float() / width))
-
-
-def attention_factor(scaling: RopeScaling | None) -> float:
-    if not isinstance(scaling, YarnScaling | LongScaling):
-        return 1.0
-    if scaling.attention_factor is not None:
-        return scaling.attention_factor
-    if isinstance(scaling, LongScaling):
-        return math.sqrt(1 + math.log(scaling.factor) / math.log(scaling.length)) if scaling.factor > 1 else 1.0
-
-    def temperature(mscale: float) -> float:
-        return 0.1 * mscale * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
-
-    if scaling.mscale and scaling.mscale_all_dim:
-        return temperature(scaling.mscale) / temperature(scaling.mscale_all_dim)
-    return temperature(1.0)
+def unscaled_frequencies(width: int, base: float | Tensor, device: torch.device | None = None) -> Tensor:
+    return 1.0 / (base ** (torch.arange(0, width, 2, device=device).float() / width))

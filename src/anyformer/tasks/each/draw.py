@@ -116,8 +116,8 @@ def text_inputs(reader: TaskModel, texts: list[str]) -> tuple[Batch, Batch]:
     records = [{"input_ids": ids} for ids in (*rows, *(row[-1:] for row in rows))]  # an empty text is its end token
     batch = pad_texts(records, reader.tokenizer.filler)
     both = [value.split(len(texts)) for value in batch.values()]
-    asked, otherwise = (dict(zip(batch, part, strict=True)) for part in zip(*both, strict=True))
-    return asked, otherwise
+    conditional, unconditional = (dict(zip(batch, part, strict=True)) for part in zip(*both, strict=True))
+    return conditional, unconditional
 
 
 def draw_by_diffusion(reader: TaskModel, options: DrawOptions) -> list[np.ndarray]:
@@ -125,7 +125,7 @@ def draw_by_diffusion(reader: TaskModel, options: DrawOptions) -> list[np.ndarra
     options.refuse("temperature", "top_k")
     spec: Any = reader.model.spec
     texts = [text for text in options.texts for _ in options.seeds]
-    asked, otherwise = text_inputs(reader, texts) if hasattr(spec, "decoder") else label_inputs(spec, texts)
+    conditional, unconditional = text_inputs(reader, texts) if hasattr(spec, "decoder") else label_inputs(spec, texts)
     assert reader.model.folder is not None
     images, vae = reader.images or Images.load(reader.model.folder), latent_autoencoder(reader.model)
     seeds = [seed for _ in options.texts for seed in options.seeds]
@@ -136,8 +136,8 @@ def draw_by_diffusion(reader: TaskModel, options: DrawOptions) -> list[np.ndarra
         part = slice(start, start + reader.batch)
         samples = denoise(
             reader.model,
-            {name: value[part] for name, value in asked.items()},
-            {name: value[part] for name, value in otherwise.items()},
+            {name: value[part] for name, value in conditional.items()},
+            {name: value[part] for name, value in unconditional.items()},
             seeds=seeds[part],
             steps=steps,
             guidance=guidance,
