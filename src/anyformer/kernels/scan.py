@@ -276,8 +276,8 @@ def _scan_fused(
     y, last = torch.empty_like(x), x.new_empty(B, N, I)
     starts = x.new_empty(-(-T // FUSED_WINDOW) if train else 0, B, N, I)
     first, kept = (x if t is None else t.contiguous() for t in (state, keep))
-    flags = state is not None, keep is not None, train
-    sizes = B, T, I, N, *flags, FUSED_WINDOW, 1 << max(N - 1, 1).bit_length(), CHANNELS
+    asked = state is not None, keep is not None, train
+    sizes = B, T, I, N, *asked, FUSED_WINDOW, 1 << max(N - 1, 1).bit_length(), CHANNELS
     forward[(B, -(-I // CHANNELS))](x, dt, A, b, c, first, kept, y, last, starts, *sizes, num_warps=1)
     return y, last, starts
 

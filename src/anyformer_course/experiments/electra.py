@@ -32,7 +32,8 @@ from anyformer_course.lab.tuning import METRICS, check_folders, data_home, tune,
 
 CLAIM = (
     "after fine-tuning, the mean of SST-2's accuracy and CoLA's Matthews correlation is higher for ELECTRA than for "
-    "BERT at equal compute, in the mean over seeds and by more than its standard error; judged if both beat no pretraining"
+    "BERT at equal compute, in the mean over seeds and by more than its standard error; judged if both "
+    "beat no pretraining"
 )
 FORMS = {
     "tiny": Form(0.4, 0.1, {

@@ -33,8 +33,8 @@ from anyformer_course.lab.tuning import METRICS, check_folders, data_home, tune,
 
 CLAIM = (
     "after fine-tuning, the mean of WNUT-17's F1 and SST-2's accuracy, averaged over seeds, is at most 0.5 points "
-    "lower with either format without next-sentence prediction than with segment pairs, and lowest with sentence pairs; "
-    "judged if it is higher with every format than without pretraining"
+    "lower with either format without next-sentence prediction than with segment pairs, and lowest with sentence "
+    "pairs; judged if it is higher with every format than without pretraining"
 )
 FORMS = {
     "tiny": Form(0.5, 0.1, {
