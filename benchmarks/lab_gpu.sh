@@ -1,7 +1,7 @@
 #!/bin/bash
 # Run experiments of `anyformer lab` on one GPU, one after another: bash benchmarks/lab_gpu.sh FOLDER SECONDS [NAME ...]
-# Without names: all that are not judged yet, cheap ones first; objectives takes four minutes on an H200, beside another
-# such script with two jobs.
+# Without names: all that are not judged yet, cheap ones first. Four such scripts with JOBS=1, each with its own names,
+# ran ten experiments in 25 minutes on an H200. next-sentence needs seqeval.
 # batch-size measures the seconds of a step before its first training: start it while nothing else runs on the GPU.
 # Environment: JOBS trainings at once (4), the form FORM (full), DATA: the folder of data sets (GLUE and others, MiniLM in
 # minilm/) for the experiments that read them. Finished experiments are skipped and finished trainings are kept when the
@@ -9,8 +9,7 @@
 # needed to continue, without the weights.
 folder=${1:?a folder} seconds=${2:?seconds}
 shift 2
-[ $# -gt 0 ] || set -- objectives encoders-generate-badly modifications images-by-data larger-learn-from-fewer \
-    scaling-laws next-sentence electra batch-size speech-from-few-labels
+[ $# -gt 0 ] || set -- modifications next-sentence electra
 # With NVIDIA's MPS the kernels of several processes run side by side. On an H200, four processes that replayed a graph
 # of 200 small products did 1.74 times as many per second.
 export CUDA_MPS_PIPE_DIRECTORY=${CUDA_MPS_PIPE_DIRECTORY:-/tmp/mps} CUDA_MPS_LOG_DIRECTORY=${CUDA_MPS_LOG_DIRECTORY:-/tmp/mps}
