@@ -17,6 +17,7 @@ from anyformer.parts.feedforward.routers import TopK
 from anyformer.parts.layer_mix import LayerMix
 from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
+from anyformer.parts.position.relative import RelativeSinusoids
 from anyformer.parts.recurrent.mamba import SelectiveState
 from anyformer.parts.residual import Activated, Fixup, LayerScale, ReZero, Scaled
 from anyformer.runtime.context import Memory
@@ -105,6 +106,15 @@ def test_gradients_are_those_of_plain_autograd(more: dict[str, Any], monkeypatch
         assert type(out.grad_fn).__name__ == "RewindFunctionBackward" != type(plain.grad_fn).__name__
         for a, b in zip(found, expected, strict=True):
             close(a, b, 32 * torch.finfo(dtype).eps)
+
+
+def test_dropout_in_a_tensor_that_the_first_layer_computes_for_all(monkeypatch: Any) -> None:
+    attention = ATTENTION.replace(position=RelativeSinusoids(num_heads=4, dropout=0.5))
+    stack, x = stack_of(layers=Reversible(**steps(attention, FEED))).double(), numbers(2, T, D).double()
+    out, found, _ = gradients(stack, x, monkeypatch, keep=False)
+    plain, expected, _ = gradients(stack, x, monkeypatch, keep=True)
+    for a, b in zip((out, *found), (plain, *expected), strict=True):
+        close(a, b, 32 * torch.finfo(torch.float64).eps)
 
 
 def test_under_autocast(monkeypatch: Any) -> None:

@@ -16,16 +16,16 @@ from anyformer.kernels.capture import can_read_values
 
 
 class RewindableLayer(Protocol):
-    """A layer whose input can be computed from its output. With a list in `rng_states`, a call appends to it."""
+    """A layer whose input can be computed from its output. With a list in `starts`, a call appends to it."""
 
-    rng_states: list[RandomState] | None
+    starts: list[StepStart] | None
 
     def __call__(self, x: Tensor, ctx: Any) -> Tensor: ...
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
     def rewind(
-        self, y: Tensor, gradient: Tensor, ctx: Any, rng_states: list[RandomState], found: Gradients
+        self, y: Tensor, gradient: Tensor, ctx: Any, starts: list[StepStart], found: Gradients
     ) -> tuple[Tensor, Tensor]:
         """Return the input that gave y, and its gradient from y's; add the gradients of parameters to `found`."""
 
@@ -44,18 +44,20 @@ class Gradients:
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomState:
-    """The state of torch's generators, so that dropout can be repeated."""
+class StepStart:
+    """What repeats a step: the states of torch's generators, for dropout, and what earlier steps shared."""
 
     cpu: Tensor
     device: Tensor | None  # state of the GPU's generator
+    shared: dict[str, Any]
 
     @classmethod
-    def save(cls, x: Tensor) -> RandomState:
-        return cls(torch.get_rng_state(), torch.cuda.get_rng_state(x.device) if x.is_cuda else None)
+    def save(cls, x: Tensor, shared: dict[str, Any]) -> StepStart:
+        device = torch.cuda.get_rng_state(x.device) if x.is_cuda else None
+        return cls(torch.get_rng_state(), device, {**shared})
 
     @contextlib.contextmanager
-    def restore(self, x: Tensor) -> Iterator[None]:
+    def restore_random(self, x: Tensor) -> Iterator[None]:
         with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
             torch.set_rng_state(self.cpu)
             if self.device is not None:
@@ -93,12 +95,12 @@ class RewindFunction(torch.autograd.Function):
     def forward(saved: Any, layers: Sequence[RewindableLayer], ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
         kind = x.device.type
         saved.half = {"enabled": torch.is_autocast_enabled(kind), "dtype": torch.get_autocast_dtype(kind)}
-        saved.layers, saved.ctx, saved.parameters, saved.rng_states = layers, ctx, parameters, []
+        saved.layers, saved.ctx, saved.parameters, saved.starts = layers, ctx, parameters, []
         for layer in layers:
-            layer.rng_states = []
+            layer.starts = []
             x = layer(x, ctx)
-            saved.rng_states.append(layer.rng_states)
-            layer.rng_states = None
+            saved.starts.append(layer.starts)
+            layer.starts = None
         saved.save_for_backward(x)
         return x
 
@@ -107,6 +109,6 @@ class RewindFunction(torch.autograd.Function):
     def backward(saved: Any, gradient: Tensor) -> Any:
         (y,), found = saved.saved_tensors, Gradients()
         with torch.autocast(y.device.type, **saved.half):
-            for layer, rng_states in zip(reversed(saved.layers), reversed(saved.rng_states), strict=True):
-                y, gradient = layer.rewind(y, gradient, saved.ctx, rng_states, found)
+            for layer, starts in zip(reversed(saved.layers), reversed(saved.starts), strict=True):
+                y, gradient = layer.rewind(y, gradient, saved.ctx, starts, found)
         return None, None, gradient, *(found.by_id.get(id(parameter)) for parameter in saved.parameters)

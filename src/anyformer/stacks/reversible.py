@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from anyformer.kernels.reversible import Gradients, RandomState
+from anyformer.kernels.reversible import Gradients, StepStart
 from anyformer.runtime.context import Context
 from anyformer.specs.part import Site
 from anyformer.stacks.block import Block, BlockModule
@@ -37,15 +37,15 @@ class Reversible(Block, sees="itself", called=("RevNet", "reversible residual"))
 
 
 class ReversibleModule(BlockModule, of=Reversible):
-    rng_states: list[RandomState] | None = None  # before each step, if the backward pass recomputes its input
+    starts: list[StepStart] | None = None  # of each step, if the backward pass recomputes its input
 
     def __init__(self, part: Reversible, site: Site) -> None:
         super().__init__(part, dataclasses.replace(site, width=site.width // 2))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         for step in self.active_steps(ctx):
-            if self.rng_states is not None:
-                self.rng_states.append(RandomState.save(x))
+            if self.starts is not None:
+                self.starts.append(StepStart.save(x, ctx.shared))
             joined, read = x.chunk(2, -1)
             x = torch.cat((read, step(read, ctx, joined)), -1)
         return x
@@ -55,15 +55,15 @@ class ReversibleModule(BlockModule, of=Reversible):
         return [step for step in steps if not step.is_skipped(ctx)]
 
     def rewind(
-        self, y: Tensor, gradient: Tensor, ctx: Context, rng_states: list[RandomState], found: Gradients
+        self, y: Tensor, gradient: Tensor, ctx: Context, starts: list[StepStart], found: Gradients
     ) -> tuple[Tensor, Tensor]:
-        for step, rng_state in zip(reversed(self.active_steps(ctx)), reversed(rng_states), strict=True):
+        for step, start in zip(reversed(self.active_steps(ctx)), reversed(starts), strict=True):
             read, made = y.chunk(2, -1)
             gradient_read, gradient_made = gradient.chunk(2, -1)
             learned = [parameter for parameter in step.parameters() if parameter.requires_grad]
-            with torch.enable_grad(), rng_state.restore(y):
+            with torch.enable_grad(), start.restore_random(y):
                 read = read.detach().requires_grad_()
-                branch = step.branch(read, ctx.replace(shared={}))
+                branch = step.branch(read, ctx.replace(shared={**start.shared}))
                 joined = step.residual.undo(made, branch.detach()).detach().requires_grad_()
                 again = apply(step.residual, ctx, joined, branch)
             of_joined, of_read, *rest = torch.autograd.grad(
