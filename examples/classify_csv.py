@@ -1,4 +1,4 @@
-"""A classifier from a CSV, by the same commands that one would type."""
+"""A classifier from a CSV, with the commands of the shell."""
 
 import csv
 

@@ -5,7 +5,12 @@ import transformers
 
 import anyformer as af
 
-small = {"width": 48, "decoder.depth": 2, "decoder.layers.attention.op.head_width": 4}
+small = {
+    "width": 48,
+    "decoder.depth": 2,
+    "decoder.layers.attention.op.head_width": 4,
+    "decoder.layers.feedforward.op.width": 192,
+}
 model = af.build(af.override(af.spec("gpt2"), small), seed=0).eval()
 af.save(model, "exported", format="hf")
 

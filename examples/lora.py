@@ -1,12 +1,17 @@
-"""Fine-tunes with LoRA: two small matrices beside each chosen layer learn, and everything else stays as it is."""
+"""Fine-tunes with LoRA: only two small matrices per chosen layer are trained."""
 
 import torch
 
 import anyformer as af
 from anyformer.transforms import lora
 
-# in the place of af.load("openai-community/gpt2"), so that this runs without a network
-small = {"width": 48, "decoder.depth": 2, "decoder.layers.attention.op.head_width": 4}
+# a small model with random weights; the published one: af.load("openai-community/gpt2")
+small = {
+    "width": 48,
+    "decoder.depth": 2,
+    "decoder.layers.attention.op.head_width": 4,
+    "decoder.layers.feedforward.op.width": 192,
+}
 model = af.build(af.override(af.spec("gpt2"), small), seed=0)
 ids = torch.arange(100, 130)[None]
 
@@ -22,6 +27,6 @@ for step in range(10):
     optimizer.zero_grad()
     print(f"step {step}: {loss.item():.3f}")
 
-af.save(model, "adapter", format="peft")  # what was learnt, and nothing of the base model; PEFT reads it too
-lora.merge(model)  # or into the weights: a plain model again
+af.save(model, "adapter", format="peft")  # only the LoRA weights; PEFT reads them too
+lora.merge(model)  # or add them to the weights: a plain model again
 af.save(model, "merged", format="hf")

@@ -43,7 +43,7 @@ class MovingAverageModule(PartModule, of=MovingAverage):  # MovingAverage.build(
         rows = PackedRows.from_context(ctx)  # moves real tokens to the front; knows where documents begin
         x, store = rows.pack(x), ctx.store(self.address)
         v = self.v(x).float()
-        # time step per token: 0 for padding, which then changes no state
+        # time step per token: 0 for padding, which does not change the state
         time = torch.ones_like(v) if rows.real is None else rows.real.expand_as(v)
         fade = -torch.exp(self.pace.float())[None]  # (1, W): log a
         one = v.new_ones(*v.shape[:2], 1)

@@ -1,6 +1,6 @@
-"""A Part of one's own in a published architecture: half of the channels come from the token before.
+"""A custom Part in a published architecture: a mixer that takes some channels from the previous token.
 
-docs/extending.md says what else a mixer may promise; moving_average.py is one with a memory.
+docs/extending.md describes what else a mixer can do; moving_average.py is a mixer with a decoding state.
 """
 
 import torch
@@ -13,7 +13,7 @@ from anyformer.specs.part import Site
 
 
 class Shift(Op, sees="past"):
-    """The first `share` of the channels are those of the token before, and a linear layer mixes all of them."""
+    """Takes the first `share` of the channels from the previous token; a linear layer mixes all channels."""
 
     share: float = 0.5
 
@@ -32,11 +32,16 @@ class ShiftModule(nn.Module):
         return self.o(torch.cat((before, x[..., self.moved :]), dim=-1))
 
 
-small = {"width": 48, "decoder.depth": 2, "decoder.layers.attention.op": {"kind": "Shift", "share": 0.25}}
+small = {
+    "width": 48,
+    "decoder.depth": 2,
+    "decoder.layers.attention.op": {"kind": "Shift", "share": 0.25},
+    "decoder.layers.feedforward.op.width": 192,
+}
 model = af.build(af.override(af.spec("gpt2"), small), seed=0)
 ids = torch.arange(100, 130)[None]
 model(input_ids=ids, labels=ids).loss.backward()
 print(model.spec)
 
-af.save(model, "shifted")  # and it is saved, loaded and counted like any other
+af.save(model, "shifted")  # it is saved and loaded like any other Part
 assert af.load("shifted").spec.decoder == model.spec.decoder

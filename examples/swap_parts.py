@@ -10,7 +10,7 @@ no_position: dict = {"embedding.position": None}
 rotary = no_position | {"encoder.layers.attention.op.position": af.parts.Rope()}
 experts = af.parts.MoE(expert=af.parts.GatedMLP(width=64), num_experts=4, router=af.parts.TopK(top_k=2))
 swaps = {
-    "GPT-2 as it is": ("gpt2", gpt),
+    "GPT-2 itself": ("gpt2", gpt),
     "GPT-2 with Mamba in layer 0": ("gpt2", {"decoder.layers.0.attention.op": af.parts.SelectiveState(width=96)}),
     "GPT-2 with ALiBi": ("gpt2", no_position | {"decoder.layers.attention.op.position": af.parts.Alibi(num_heads=12)}),
     "GPT-2 with experts": ("gpt2", {"decoder.layers.feedforward.op": experts}),
