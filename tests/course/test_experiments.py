@@ -492,8 +492,8 @@ def test_ranks_are_drawn_from_the_first_on() -> None:
     rows = [{"row": name, "final": float(i), "steps per second": 2.0} for i, name in enumerate(names)]
     final = modifications.plot([*rows, {**rows[0], "seed": 1}]).axes[2]
     assert final.collections[0].get_offsets()[:, 1].tolist() == [1, 2, 3, 4]
-    assert [text.get_text() for text in final.texts] == names
-    assert [text.xy for text in final.texts] == [tuple(at) for at in final.collections[0].get_offsets().tolist()]
+    assert [text.get_text() for text in final.texts] == names[:1]  # no row is better
+    assert final.texts[0].xy == tuple(final.collections[0].get_offsets()[0])
     papers = [row_named(name).final_loss for name in names]
     ranks = [1 + sum(other < loss for other in papers) + (papers.count(loss) - 1) / 2 for loss in papers]
     assert final.collections[0].get_offsets()[:, 0].tolist() == ranks

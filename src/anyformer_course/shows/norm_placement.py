@@ -6,6 +6,7 @@ it is about the same in all layers [Xiong et al. 2020].
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -49,11 +50,15 @@ def example(text: str = TEXT, *, depth: int = 12, width: Count = 64, seed: int =
             Table(
                 "norm of the gradient",
                 ("layer", *gradients),
-                [[i + 1, *row] for i, row in enumerate(zip(*gradients.values()))],
+                [[i + 1, *map(in_table, row)] for i, row in enumerate(zip(*gradients.values()))],
             )
         ],
         draw,
     )
+
+
+def in_table(gradient: float) -> float | str:
+    return gradient if math.isfinite(gradient) else "overflow"
 
 
 def measure(place: tuple[str, ...], ids: torch.Tensor, depth: int, width: int, seed: int) -> list[float]:
@@ -64,6 +69,7 @@ def measure(place: tuple[str, ...], ids: torch.Tensor, depth: int, width: int, s
             changes[f"decoder.layers.{step}.{slot}"] = LayerNorm() if slot in place else None
     changes |= {"init": {"*": af.parts.Normal(std=width**-0.5)}, "embedding.scale": width**0.5}
     model = af.build(decoder(256, width=width, depth=depth, heads=4, changes=changes), seed=seed)
+    model.double()  # without norms, 24 layers overflow in fp32
     F.cross_entropy(model(input_ids=ids).logits[0, :-1], ids[0, 1:]).backward()
     named: dict[str, Any] = dict(model.named_parameters())
     return [float(named[f"decoder.layers.{i}.feedforward.op.down.weight"].grad.norm()) for i in range(depth)]
