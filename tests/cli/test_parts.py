@@ -19,7 +19,7 @@ from anyformer.parts.condition import AdaptiveNorm
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op
 from anyformer.parts.position.bias import AttentionPosition
-from anyformer.specs.part import Part, abstract, fits, kinds_for
+from anyformer.specs.part import Part, fits, kinds_for
 from anyformer.specs.slots import about, slot_at
 from anyformer.train.run import Run as TrainingRun
 from anyformer.train.run import every_kind
@@ -41,7 +41,7 @@ def test_every_kind_is_listed_once_with_what_it_is(run: Run, foreign: type[Part]
     code, out, err = run("parts", "--json")
     rows = {row["name"]: row for row in json.loads(out)}
     assert (code, err) == (0, "") and len(rows) == len(json.loads(out))
-    assert rows.keys() == {name for name, kind in every_kind().items() if not abstract(kind)}
+    assert rows.keys() == {name for name, kind in every_kind().items() if not kind.is_abstract}
     assert {"Attention", "Causal", "Stack", "DecoderModel", "AdamW", "NextToken", "Wobble"} <= rows.keys()
     assert {"Norm", "Op", "Head", "Files", "Projections"}.isdisjoint(rows)
     ours = {name: row for name, row in rows.items() if row["module"].startswith("anyformer.")}

@@ -28,7 +28,7 @@ from anyformer.specs.field_types import (
     TwoOrMore,
     ranges,
 )
-from anyformer.specs.part import Part, Site, Table, abstract, hints
+from anyformer.specs.part import Part, Site, Table, hints
 from anyformer.specs.slots import fields_of
 from anyformer.train.run import every_kind
 from anyformer.train.run_schema import object_schema
@@ -173,7 +173,6 @@ def test_a_part_has_one_module() -> None:
             pass
 
 
-def test_a_base_class_without_a_module_is_abstract() -> None:
-    assert abstract(Norm) and abstract(Op) and not abstract(Attention)
+def test_a_kind_without_a_module() -> None:
     with pytest.raises(TypeError, match="Norm has no module: no PartModule is `of=Norm`"):
         Norm().build(Site(width=4))

@@ -106,9 +106,9 @@ def import_file(path: Path) -> str:
 
 def chosen_kinds(module: str, options: argparse.Namespace) -> list[type[Part]]:
     from anyformer.specs.messages import nearest
-    from anyformer.specs.part import Part, abstract
+    from anyformer.specs.part import Part
 
-    kinds = {name: kind for name, kind in Part.kinds.items() if kind.__module__ == module and not abstract(kind)}
+    kinds = {name: kind for name, kind in Part.kinds.items() if kind.__module__ == module and not kind.is_abstract}
     if not kinds:
         raise ValueError(f"{options.file} defines no Part")
     if options.part is None:

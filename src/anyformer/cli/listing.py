@@ -172,15 +172,15 @@ def generate_options(specs: Iterable[Model]) -> dict[str, str]:
 
 def collect_kinds() -> dict[str, Any]:
     """Compute the tables of parts.json from our classes."""
-    from anyformer.specs.part import abstract, kinds_for
+    from anyformer.specs.part import kinds_for
 
     ours = our_kinds()
     return {
-        "kinds": describe_kinds(kind for kind in ours.values() if not abstract(kind)),
+        "kinds": describe_kinds(kind for kind in ours.values() if not kind.is_abstract),
         "abstract": [
             {"name": name, "called": kind.called, "kinds": sorted(kinds_for(kind).keys() & ours.keys())}
             for name, kind in sorted(ours.items())
-            if abstract(kind)
+            if kind.is_abstract
         ],
         "config fields": collect_config_fields(),
     }

@@ -80,7 +80,7 @@ def ask_kinds(name: str | None, address: str | None) -> tuple[list[Kind], bool]:
     """Return the kinds with this name, or that fit at this address, and whether to show their details."""
     from anyformer.models import Model
     from anyformer.specs.field_types import type_name
-    from anyformer.specs.part import Part, abstract, kinds_for, kinds_named, slot_types
+    from anyformer.specs.part import Part, kinds_for, kinds_named, slot_types
     from anyformer.specs.slots import slot_at
     from anyformer.train.run import Run, every_kind
 
@@ -89,7 +89,7 @@ def ask_kinds(name: str | None, address: str | None) -> tuple[list[Kind], bool]:
     slot = Part if address is None else slot_at(address, (Model, Run))
     if not slot_types(slot):
         raise ValueError(f"{address} takes no Part, but {type_name(slot)}")
-    one = [kind for kind in kinds if not abstract(kind)]
+    one = [kind for kind in kinds if not kind.is_abstract]
     return listing.describe_kinds(one or kinds_for(kinds[0] if kinds else slot).values()), bool(one)
 
 

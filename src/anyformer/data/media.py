@@ -18,7 +18,7 @@ from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.messages import quote
 
 
-class Folder(Files):
+class Folder(Files, abstract=True):
     """Files with one subfolder per class: "cats/1.png" has the label "cats". Files directly in `path` have no label."""
 
     def raw(self) -> Iterator[Row]:

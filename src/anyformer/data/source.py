@@ -44,7 +44,7 @@ class Row(NamedTuple):
     problem: str = ""  # why there is no example
 
 
-class Source(Part):
+class Source(Part, abstract=True):
     """Base class of data sources. `columns`: the objective's name of a column -> its name in the data. `required`: the
     objective's names of columns that must contain one value; if one is missing, empty or a list, the row is skipped."""
 
@@ -127,7 +127,7 @@ def reach(example: Example, column: str) -> Any:
     return value
 
 
-class Files(Source):
+class Files(Source, abstract=True):
     """A source made of files: `path` is a file, a folder, a pattern such as "data/*.txt", or several of them."""
 
     path: str | tuple[str, ...]
@@ -145,7 +145,7 @@ class Files(Source):
         return digest_of(self.files())
 
 
-class Subset(Source):
+class Subset(Source, abstract=True):
     """Some rows of another source."""
 
     source: Source

@@ -23,7 +23,7 @@ MAX_SIZE = 2**24  # tokens; trainers allocate all at once, and abort the process
 MAX_SENTINELS = 100_000
 
 
-class Vocabulary(Part):
+class Vocabulary(Part, abstract=True):
     """Base class of vocabularies: a description of how to get a run's tokenizer."""
 
     @property
@@ -47,7 +47,7 @@ class Stored(Vocabulary):
         return Tokenizer.load(self.path)
 
 
-class BuiltVocabulary(Vocabulary):
+class BuiltVocabulary(Vocabulary, abstract=True):
     """Base class of vocabularies that are built from the data. The `special` tokens have the first ids. `begin` and
     `end` name the special tokens before and after every text; in a pair, `end` follows each of the two texts."""
 
@@ -143,7 +143,7 @@ class TrainedBPE(BuiltVocabulary, called=("BPE", "byte pair encoding", "byte-lev
         return core
 
 
-class PieceVocabulary(BuiltVocabulary):
+class PieceVocabulary(BuiltVocabulary, abstract=True):
     """Base class: `size` word pieces, or fewer if the data has fewer. Text without a matching piece is unk_token."""
 
     size: Annotated[int, Range(at_most=MAX_SIZE)] = 8192

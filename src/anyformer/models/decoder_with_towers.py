@@ -69,7 +69,7 @@ class TowerModule(PartModule, of=Tower):
         return x.reshape(videos, -1, x.shape[-1]) if videos else x
 
 
-class TowerInputModel(Model):
+class TowerInputModel(Model, abstract=True):
     """Base of models whose text contains vectors of images and audio, computed by towers."""
 
     embedding: TextEmbedding

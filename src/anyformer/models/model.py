@@ -26,7 +26,7 @@ from anyformer.stacks.stack import Stack
 Offered = Literal["always", "without labels", "never"]
 
 
-class Model(Part):
+class Model(Part, abstract=True):
     """Base class of model descriptions. `family`, `architecture` and `source` identify the published config that it was
     read from, so that it can be exported again: `source` keeps the config's fields that do not change the mathematics
     (token ids, labels, ...)."""

@@ -22,7 +22,7 @@ from anyformer.specs.part import Site
 PUBLISHED = {"text": "text_model_output", "image": "vision_model_output"}  # tower -> published name of its output
 
 
-class TowersModel(Model):
+class TowersModel(Model, abstract=True):
     """Models of several modalities whose vectors are compared. Each tower is also a separate model: call
     `model.text(input_ids=...)` to read only text."""
 

@@ -17,7 +17,7 @@ from anyformer.specs.field_types import Fraction, OneOrMore
 from anyformer.specs.part import Part
 
 
-class Noise(Part):
+class Noise(Part, abstract=True):
     """Corrupts token ids (T,) without begin and end tokens. `rate`: the fraction of the text, or of the texts."""
 
     rate: Fraction

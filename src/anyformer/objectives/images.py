@@ -27,7 +27,7 @@ from anyformer.specs.part import Table
 NUM_RANDOM = 8  # random numbers in [0, 1) that are drawn each time an image is seen
 
 
-class Pictures(Objective):
+class Pictures(Objective, abstract=True):
     """Column "image", in any form that `Images` reads. Images are resized to `image_size` once. Each time an image is
     seen, it is mirrored with probability `flip` and shifted by up to `shift` pixels, padded with zeros."""
 
@@ -87,7 +87,7 @@ class Pictures(Objective):
             raise ValueError(f"images with {channels} channels need a PatchEmbedding(channels={channels})")
 
 
-class LabelledPictures(Pictures):
+class LabelledPictures(Pictures, abstract=True):
     """Columns "image" and "label", which is one of `labels`, by name or index."""
 
     fewest: ClassVar[tuple[int, str]] = (1, "one label")

@@ -18,7 +18,7 @@ from anyformer.objectives.images import Pictures
 from anyformer.specs.field_types import TwoOrMore
 
 
-class Captioned(Pictures):
+class Captioned(Pictures, abstract=True):
     """Columns "image" and "text", a text or a list of texts from which one is drawn each time. A text ends with the
     tokenizer's end token and is truncated to `length` tokens."""
 

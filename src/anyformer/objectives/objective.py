@@ -51,7 +51,7 @@ class Predictions(NamedTuple):
     scores: list[float] | None = None  # the probability of each predicted label
 
 
-class Objective(Part):
+class Objective(Part, abstract=True):
     """A training objective: turns raw examples into batches, and computes the loss of a model on them."""
 
     optional_columns: ClassVar[tuple[str, ...]] = ()  # columns that `encode` reads if they exist

@@ -29,7 +29,7 @@ def read_samples(example: Mapping[str, Any], rate: int) -> np.ndarray:
         return recording.read(rate)
 
 
-class Sounds(Objective):
+class Sounds(Objective, abstract=True):
     """Column "audio": a file, or samples (T,) with their sampling rate in column "rate". Audio is resampled to `rate`
     once. `form` is the model's input: samples ("values"), or a spectrogram with `channels` channels as in Whisper
     ("mel", always `seconds` long) or Parakeet ("bank"), with a frame of `window` samples every `hop` samples.

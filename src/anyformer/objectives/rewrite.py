@@ -15,7 +15,7 @@ from anyformer.objectives.objective import PERPLEXITY, HeadInputs, Objective
 from anyformer.specs.field_types import Chance
 
 
-class Rewrite(Objective):
+class Rewrite(Objective, abstract=True):
     """Records have "input_ids" and "labels". The decoder reads the model's start token, followed by the labels shifted
     right. `smoothing` is the share of each target that is spread over the vocabulary [Szegedy et al. 2016]."""
 

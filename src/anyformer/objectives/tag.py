@@ -43,10 +43,6 @@ class Tag(Objective, called=("NER",)):
     def source_fields(self) -> dict[str, Any]:
         return {LABEL_ALL_TOKENS: self.every}
 
-    def ids(self, text: Any, tokenizer: Any) -> Iterator[list[int]]:
-        # without this method, `abstract` (specs/part.py) would take Tag for a base class, because it has a subclass
-        raise TypeError("texts with labels are not packed")
-
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         words, tags = word_list(example, "words"), word_list(example, "tags")
         if len(words) != len(tags):

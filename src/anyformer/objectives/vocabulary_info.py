@@ -44,7 +44,7 @@ class VocabularyInfo(Part):
         )
 
 
-class VocabularyObjective(Objective):
+class VocabularyObjective(Objective, abstract=True):
     """An objective that needs facts about the vocabulary; `ready` sets `known`."""
 
     known: VocabularyInfo | None = None

@@ -48,7 +48,7 @@ class HasLength(Protocol):
     def length(self) -> int | None: ...
 
 
-class AbsolutePosition(Part):
+class AbsolutePosition(Part, abstract=True):
     """A position scheme that adds one vector per position to the input. Its module maps positions (1 or B, T) to
     vectors (1 or B, T, D), or is an `InputPosition`."""
 
@@ -66,7 +66,7 @@ class AbsolutePosition(Part):
         return self.length if isinstance(self, HasLength) else None
 
 
-class Embedding(Part):
+class Embedding(Part, abstract=True):
     """Maps the inputs named in `inputs` to the residual stream (B, T, D)."""
 
     inputs: ClassVar[tuple[str, ...]] = ()

@@ -24,7 +24,7 @@ from anyformer.specs.field_types import NonNegative
 from anyformer.specs.part import Part, walk
 
 
-class Initializer(Part, sees="itself"):
+class Initializer(Part, sees="itself", abstract=True):
     """Fills a tensor in place. `depth` is the number of layers of the deepest stack."""
 
     def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:

@@ -13,7 +13,7 @@ from anyformer.specs.field_types import Count
 from anyformer.specs.part import Part, Site
 
 
-class Neck(Part):
+class Neck(Part, abstract=True):
     """A module between a stack and its head. It maps the layers' states to the input of the head and its context. It
     gets the last state only, or with `every_layer` all states, beginning with the stack's input."""
 

@@ -16,7 +16,7 @@ from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.part import REACH, Part, Sees, farthest
 
 
-class Mask(Part):
+class Mask(Part, abstract=True):
     """Which keys a query may see."""
 
     everything: ClassVar[bool] = False  # whether every query sees every key
@@ -59,7 +59,7 @@ def _flat(mask: Mask, kind: type[Several]) -> tuple[Mask, ...]:
     return mask.masks if isinstance(mask, kind) else (mask,)
 
 
-class Several(Mask, sees="all"):
+class Several(Mask, sees="all", abstract=True):
     """Base class of combinations of masks."""
 
     sign: ClassVar[str]

@@ -15,7 +15,7 @@ from anyformer.specs.field_types import Fraction, NonNegative
 from anyformer.specs.part import Part, Site
 
 
-class Norm(Part):
+class Norm(Part, abstract=True):
     """Normalises the last dimension. The module does not know which vectors are padding."""
 
     eps: NonNegative = 1e-5

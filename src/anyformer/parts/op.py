@@ -15,7 +15,7 @@ from anyformer.specs.field_types import Count
 from anyformer.specs.part import Part, Site
 
 
-class Op(Part):
+class Op(Part, abstract=True):
     """A mixer or a feed-forward. Its module maps x (B, T, D) and the `Context` of the pass to (B, T, D)."""
 
     open_slot: ClassVar[bool] = True
@@ -28,7 +28,7 @@ class Op(Part):
         return None
 
 
-class Reshaping(Op):
+class Reshaping(Op, abstract=True):
     """An op whose output can have a different width than its input, or a coarser grid. Its Sublayer then needs a `skip`
     that changes the stream in the same way."""
 

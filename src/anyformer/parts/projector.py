@@ -11,7 +11,7 @@ from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.specs.part import Part, Site
 
 
-class Projector(Part):
+class Projector(Part, abstract=True):
     """Base class of projectors. Their modules map (B, N, W) to (B, M, D)."""
 
     def project(self, site: Site, width: int) -> nn.Module:

@@ -12,7 +12,7 @@ from anyformer.parts.base import PartModule
 from anyformer.specs.part import Part, Site
 
 
-class Residual(Part):
+class Residual(Part, abstract=True):
     """Its module maps (x, branch) to the new x. If that is invertible, `undo` maps (new x, branch) back to x."""
 
     @property

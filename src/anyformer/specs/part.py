@@ -77,10 +77,13 @@ class Part:
     open_slot: ClassVar[bool] = False  # slots of this type also accept Parts of other packages
     declared_sees: ClassVar[Sees | None] = None  # `sees` as the class declares it: `class Shift(Part, sees="past")`
     called: ClassVar[tuple[str, ...]] = ()  # aliases, with the fields they imply: "SwiGLU (activation='silu')"
+    is_abstract: ClassVar[bool] = True  # only a base class of kinds: `class Norm(Part, abstract=True)`
 
-    def __init_subclass__(cls, sees: Sees | None = None, called: tuple[str, ...] = (), **kwargs: Any) -> None:
+    def __init_subclass__(
+        cls, sees: Sees | None = None, called: tuple[str, ...] = (), abstract: bool = False, **kwargs: Any
+    ) -> None:
         super().__init_subclass__(**kwargs)
-        cls.called = called
+        cls.called, cls.is_abstract = called, abstract
         if sees is not None or {"build", "make", "allows"} & vars(cls).keys():  # a new module needs a new `sees`
             cls.declared_sees = sees
         for name in inspect.get_annotations(cls).keys() - vars(cls).keys():
@@ -323,7 +326,7 @@ def _number(value: float, hint: type, where: str) -> float:
 
 def with_defaults(kind: type[Part], where: str) -> Part:
     """Return a Part of this kind with default fields; raise if a field is required."""
-    if abstract(kind):
+    if kind.is_abstract:
         raise ValueError(f"{where}: {kind.__name__} is an abstract kind; {nearest_kind('', kind)}")
     needed = [name for name in hints(kind) if name not in default_values(kind)]
     if needed or kind.open_fields:
@@ -345,32 +348,20 @@ def slot_types(hint: Any) -> tuple[type[Part], ...]:
 def fits(kind: type[Part], slot: type[Part]) -> bool:
     """Whether a Part of this kind is allowed in a field of type `slot`."""
     foreign = not any(base.__module__.startswith("anyformer.") for base in kind.mro()[:-2])
-    return issubclass(kind, slot) or (foreign and slot.open_slot and abstract(slot))
+    return issubclass(kind, slot) or (foreign and slot.open_slot and slot.is_abstract)
 
 
 def kinds_for(hint: Any = Part) -> dict[str, type[Part]]:
     """Return the kinds allowed in a field of this type, by name."""
     slots = slot_types(hint) or (Part,)
     kinds = {name: kind for name, kind in Part.kinds.items() if any(fits(kind, slot) for slot in slots)}
-    return {name: kind for name, kind in kinds.items() if not abstract(kind)}
+    return {name: kind for name, kind in kinds.items() if not kind.is_abstract}
 
 
 def no_fit(kind: str, hint: Any) -> str:
     """Return an error message: `kind` does not fit a field of type `hint`; the message suggests one that does."""
     near = f'write {{"kind": "{kind}"}}' if kind in kinds_for(hint) else nearest_kind(kind, hint)
     return f"{kind} is not of type {' or '.join(slot.__name__ for slot in slot_types(hint))}; {near}"
-
-
-def abstract(kind: type[Part]) -> bool:
-    """Whether a kind is only a base class: its package has subclasses of it, and it has an unimplemented method, no
-    `build` or no fields. Subclasses in other packages do not make it abstract."""
-    package = kind.__module__.partition(".")[0]
-    below = [other for other in kind.__subclasses__() if other.__module__.partition(".")[0] == package]
-    methods = [value for name in dir(kind) if hasattr(value := getattr(kind, name), "__code__")]
-    left_open = any("NotImplementedError" in method.__code__.co_names for method in methods)
-    builds = kind.build is Part.build and any(other.build is not Part.build for other in below)
-    bare = Part in kind.__bases__ and not kind.open_fields and not hints(kind)
-    return bool(below) and (left_open or builds or bare)
 
 
 def kinds_named(name: str) -> list[type[Part]]:

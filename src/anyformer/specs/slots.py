@@ -20,7 +20,7 @@ from typing import Any
 
 from anyformer.specs.field_types import annotated_hints, type_name
 from anyformer.specs.messages import nearest, quote
-from anyformer.specs.part import ANY, Part, abstract, fits, kinds_for, no_fit, slot_types
+from anyformer.specs.part import ANY, Part, fits, kinds_for, no_fit, slot_types
 
 NOT_CONTAINERS = (None, typing.Union, types.UnionType, typing.Annotated)
 GROUP = "anyformer.parts"  # entry point group of packages that define Parts
@@ -169,7 +169,8 @@ def about(kind: type[Part]) -> About:
 
 def group_of(kind: type[Part]) -> type[Part]:
     """Return the abstract base of this kind that is nearest to Part, or the kind itself."""
-    return next((base for base in reversed(kind.mro()) if base not in (object, Part) and abstract(base)), kind)
+    bases = [base for base in reversed(kind.mro()) if issubclass(base, Part) and base is not Part]
+    return next((base for base in bases if base.is_abstract), kind)
 
 
 def _sentence(text: str) -> str:

@@ -13,7 +13,7 @@ from anyformer.parts.head.base import Head
 from anyformer.specs.part import Part
 
 
-class Backbone(Part):
+class Backbone(Part, abstract=True):
     """Layers between an embedding and a head."""
 
     feeds_decoder: ClassVar[bool] = True  # whether cross-attention can read the output

@@ -16,7 +16,7 @@ from anyformer.specs.part import ANY, Part, Site, Table, walk
 from anyformer.stacks.sublayer import Sublayer, SublayerModule, apply
 
 
-class Steps(Part):
+class Steps(Part, abstract=True):
     """Named steps: `Block(attention=Sublayer(...), feedforward=Sublayer(...))`."""
 
     open_fields: ClassVar[bool] = True

@@ -23,7 +23,7 @@ from anyformer.train.parallel import full_tensor, group_by_mesh, mesh_of
 Named = list[tuple[str, nn.Parameter]]  # (address, parameter)
 
 
-class Optimizer(Part):
+class Optimizer(Part, abstract=True):
     """An optimizer. `lr` is the highest learning rate; the schedule scales it at every step."""
 
     lr: Positive = 1e-3
@@ -195,7 +195,7 @@ class Optimizers:
 # -- schedules --------------------------------------------------------------------------------------------------------
 
 
-class Schedule(Part, called=("learning rate schedule", "learning rate scheduler")):
+class Schedule(Part, called=("learning rate schedule", "learning rate scheduler"), abstract=True):
     """The share of the highest learning rate at step n (from 0) of `steps`. It rises linearly over the first `warmup`
     steps; no step has rate 0."""
 

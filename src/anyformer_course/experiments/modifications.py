@@ -50,6 +50,10 @@ FORMS = {
         3, 1,
         {"width": 48, "depth": 2, "tokens": 1024, "steps": 120, "tuning": 0, "batch": 16, "few": 12, "seeds": 4},
     ),
+    "medium": Form(
+        60, 10,
+        {"width": 72, "depth": 2, "tokens": 1024, "steps": 1500, "tuning": 0, "batch": 16, "few": 12, "seeds": 4},
+    ),
     "full": Form(
         150, 10,
         {"width": 144, "depth": 3, "tokens": 4096, "steps": 1000, "tuning": 0, "batch": 64, "few": None, "seeds": 5},

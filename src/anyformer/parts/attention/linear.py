@@ -29,7 +29,7 @@ from anyformer.specs.part import LayerSharing, Part, Site
 CHUNK = 128
 
 
-class Projections(Op):
+class Projections(Op, abstract=True):
     """A mixer with query, key, value and output projections, named as in Attention."""
 
     num_heads: Count
@@ -121,7 +121,7 @@ class LinformerModule(ProjectionsModule, of=LinformerAttention):
 # -- feature maps instead of softmax -----------------------------------------------------------------------------------
 
 
-class Features(Part):
+class Features(Part, abstract=True):
     """Maps queries and keys to features whose products replace exp(q k). The module returns features (B, H, T, M) and a
     power (B, H, T, 1) whose exponential multiplies them; None: the power is 0."""
 

@@ -205,7 +205,7 @@ class Near:
 # -- buckets by a hash -------------------------------------------------------------------------------------------------
 
 
-class InChunks(Op):
+class InChunks(Op, abstract=True):
     """A mixer that cuts a row into chunks; each chunk attends to itself and to chunks near it."""
 
     num_heads: Count

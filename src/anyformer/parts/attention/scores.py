@@ -28,7 +28,7 @@ from anyformer.specs.part import Part, Site
 # -- changes of scores -------------------------------------------------------------------------------------------------
 
 
-class ScoreChange(Part):
+class ScoreChange(Part, abstract=True):
     """A change of attention scores."""
 
     def factor(self, layer: int) -> float:
@@ -36,11 +36,11 @@ class ScoreChange(Part):
         return 1.0
 
 
-class QueryChange(ScoreChange):
+class QueryChange(ScoreChange, abstract=True):
     """A change of queries. Its module maps queries (B, H, T, K) to queries."""
 
 
-class PointwiseChange(ScoreChange):
+class PointwiseChange(ScoreChange, abstract=True):
     """A change of each score on its own. Its module is a `PointwiseModule`."""
 
 
@@ -60,7 +60,7 @@ class PointwiseModule(PartModule):
         return type(self).score_mod is not PointwiseModule.score_mod or next(self.parameters(), None) is None
 
 
-class HeadMixing(ScoreChange):
+class HeadMixing(ScoreChange, abstract=True):
     """A change of all heads together. Its module is a `HeadMixingModule`."""
 
 
@@ -130,7 +130,7 @@ class TalkingHeadsModule(HeadMixingModule, of=TalkingHeads):
 # -- scores to weights -------------------------------------------------------------------------------------------------
 
 
-class Normalizer(Part):
+class Normalizer(Part, abstract=True):
     """Turns scores (B, H, T, S) into weights (B, H, T, S)."""
 
 

@@ -53,7 +53,7 @@ def window_state(causal: bool, **windows: tuple[int, int]) -> PerRow | None:
     return PerRow(shapes) if causal and shapes else None
 
 
-class Convolving(Op):
+class Convolving(Op, abstract=True):
     """Base class of convolutions over tokens."""
 
     causal: bool = False  # use only past tokens

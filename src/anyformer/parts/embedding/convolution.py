@@ -20,7 +20,7 @@ from anyformer.specs.field_types import Count, Odd
 from anyformer.specs.part import Site
 
 
-class GridEmbedding(Embedding):
+class GridEmbedding(Embedding, abstract=True):
     """Base class of embeddings that map an image to a grid of vectors by convolutions."""
 
     inputs: ClassVar[tuple[str, ...]] = ("pixel_values",)

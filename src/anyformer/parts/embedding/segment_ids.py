@@ -14,7 +14,7 @@ from anyformer.parts.base import PartModule
 from anyformer.specs.part import Part
 
 
-class SegmentIds(Part):
+class SegmentIds(Part, abstract=True):
     """How a text embedding uses `token_type_ids`. Its module maps x (B, T, D), the ids (B, T) and a function that
     returns token vectors to x."""
 

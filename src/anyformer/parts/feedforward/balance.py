@@ -15,7 +15,7 @@ from anyformer.specs.field_types import Count, NonNegative, OneOrMore
 from anyformer.specs.part import Part
 
 
-class Balance(Part, called=("load balancing loss", "auxiliary loss")):
+class Balance(Part, called=("load balancing loss", "auxiliary loss"), abstract=True):
     """A loss that balances the load of experts: `total`, the weighted sum of `terms`, is added to the labels' loss."""
 
     def terms(self, ctx: Context) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from anyformer.parts.op import Op
 from anyformer.specs.field_types import Chance, Count
 
 
-class FeedForward(Op):
+class FeedForward(Op, abstract=True):
     """Two products with a pointwise function between them: down(inner(up(x))), or down(inner(gate(x), up(x))) if
     `gated`. A mixture of experts accepts every such kind as its expert."""
 

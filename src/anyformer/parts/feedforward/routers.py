@@ -29,7 +29,7 @@ class Routing:
     logits: Tensor  # for all experts, as published: (N, E) or (B, T, E)
 
 
-class Router(Part):
+class Router(Part, abstract=True):
     """Chooses `top_k` experts for every token."""
 
     top_k: Count = 1

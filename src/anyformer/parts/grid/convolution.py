@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,7 @@ from anyformer.specs.field_types import Count, Odd
 from anyformer.specs.part import Part, Site, walk
 
 
-class GridLayer(Part):
+class GridLayer(Part, abstract=True):
     """Base class of layers on a grid. The module maps x (B, N, inputs), its grid and the `Context` to a new x and
     grid."""
 
@@ -43,9 +43,8 @@ class GridLayer(Part):
         """Return the output channels for `width` input channels; `default`: the width of the surrounding block."""
         return width
 
-    if TYPE_CHECKING:  # subclasses define it; abstract Parts have no `build`
-
-        def build(self, site: Site, inputs: int | None = None) -> nn.Module: ...
+    def build(self, site: Site, inputs: int | None = None) -> nn.Module:
+        raise NotImplementedError
 
 
 class Convolution(GridLayer, sees="all"):

@@ -20,7 +20,7 @@ from anyformer.specs.field_types import Count, Positive, TwoOrMore
 from anyformer.specs.part import Part, Site
 
 
-class ImageDecoder(Part):
+class ImageDecoder(Part, abstract=True):
     """Base class of decoders from a grid of vectors to pixels, in stages of `widths` from coarse to fine."""
 
     channels: Count = 3
@@ -101,7 +101,7 @@ class ResidualConvolution(nn.Module):
 # -- latents ----------------------------------------------------------------------------------------------------------
 
 
-class Latent(Part):
+class Latent(Part, abstract=True):
     """Base class of latents, the compressed form of an image. The module's `read` maps the encoder's grid (B, N, D) to
     codes (B, N), or to numbers (B, N, E) if not `discrete`; `vectors` maps these to the decoder's input (B, N, E);
     `forward` does both for training, and also returns the KL cost of each cell (B, N)."""

@@ -15,7 +15,7 @@ from anyformer.runtime.grid import Grid
 from anyformer.specs.part import Part, Site
 
 
-class Down(Part):
+class Down(Part, abstract=True):
     """Base class of steps between stages. The module maps x (B, N, D), its grid and the `Context` to a wider x or a
     coarser grid, and returns both."""
 

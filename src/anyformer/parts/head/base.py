@@ -27,7 +27,7 @@ NamedTensors = dict[str, Tensor]
 Outputs = dict[str, Tensor | None]
 
 
-class Head(Part):
+class Head(Part, abstract=True):
     """Base class of heads, which map the last hidden states to outputs."""
 
     inputs: ClassVar[tuple[str, ...]] = ()  # names of the caller's inputs that the head uses

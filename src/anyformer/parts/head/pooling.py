@@ -21,7 +21,7 @@ from anyformer.specs.part import Part, Site
 Pooled = Callable[[Tensor, Context, dict[str, Any]], Tensor]
 
 
-class Pooling(Part):
+class Pooling(Part, abstract=True):
     """Pools a sequence to one vector. Its module maps (x, ctx, inputs) to (B, D). A kind without parameters defines
     `pool` instead of `build`."""
 

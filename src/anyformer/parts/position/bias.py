@@ -23,7 +23,7 @@ from anyformer.specs.field_types import Count, Natural
 from anyformer.specs.part import Part, Sees, Site
 
 
-class AttentionPosition(Part):
+class AttentionPosition(Part, abstract=True):
     """A position scheme of the attention. `build` gets the head width K as `site.width`."""
 
     @property
@@ -38,7 +38,7 @@ class AttentionPosition(Part):
         return False
 
 
-class HeadwisePosition(AttentionPosition):
+class HeadwisePosition(AttentionPosition, abstract=True):
     """A scheme with parameters per head."""
 
     num_heads: Count
@@ -150,7 +150,7 @@ class BucketedBiasModule(AttentionPositionModule, of=BucketedBias):
         return q, self.table(self.bucket(distance_in(ctx, places))).permute(0, 3, 1, 2).contiguous()
 
 
-class Distance(AttentionPosition):
+class Distance(AttentionPosition, abstract=True):
     """A scheme with one entry per distance key - query; distances beyond `before` and `after` share the last entry.
     With `tree`, distances are measured in a dependency tree (see `dependency_tree.distances`), not in the row."""
 

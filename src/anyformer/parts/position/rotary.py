@@ -18,7 +18,7 @@ from anyformer.specs.field_types import Count, Fraction, Positive, TwoOrMore
 from anyformer.specs.part import Part, Site
 
 
-class RopeScaling(Part):
+class RopeScaling(Part, abstract=True):
     """How rotary frequencies are scaled for texts that are longer than the training texts."""
 
     @property

@@ -25,7 +25,7 @@ from anyformer.specs.field_types import Count
 from anyformer.specs.part import Site
 
 
-class Recurrent(Op, sees="past"):
+class Recurrent(Op, sees="past", abstract=True):
     """A recurrent network: each token changes a hidden state, which is also the output."""
 
     width: Count | None = None  # W; default: D; a different width is projected back to D
