@@ -147,7 +147,7 @@ def test_columns_of_words(tmp_path):
     write(tmp_path / "b.conll", "-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\n\n-DOCSTART- -X- -X- O\n\nend NN I-NP O\n")
     assert [example["words"] for example in good(Columns(path=str(tmp_path / "b.conll")))] == [["EU"], ["end"]]
     assert bad(Columns(path=path, comment="#", fields={"words": 0, "tags": 1})) == [
-        (f"{path}:6", "line 7 has 1 columns")
+        (f"{path}:6", "line 7 has 1 column")
     ]
 
 
@@ -263,7 +263,7 @@ def test_the_delimiter_of_a_table_is_detected(tmp_path, content, delimiter):
 def test_empty_cells_of_spreadsheets(tmp_path):
     source = open_table(write(tmp_path / "a.csv", "text, kind,,\r\na,b,,\r\nc,d,,,,\r\ne,f,,,,x\r\ng\r\n"))
     assert [(row["text"], row["kind"]) for row in good(source)] == [("a", "b"), ("c", "d")]
-    assert [problem for _, problem in bad(source)] == ["6 values for 4 columns", "1 values for 4 columns"]
+    assert [problem for _, problem in bad(source)] == ["6 values for 4 columns", "1 value for 4 columns"]
 
 
 def test_a_row_without_a_value_in_a_required_column_is_skipped(tmp_path):

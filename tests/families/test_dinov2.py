@@ -120,11 +120,11 @@ def test_a_number_of_tokens_is_refused_with_what_to_write(count: int) -> None:
 
 @pytest.mark.parametrize(("fields", "line"), [
     ({"prefix": (PrefixTokens(count=2),), "position": Learned(length=4, offset=1)},
-     "1 rows for 2 prefix tokens with a position; set offset=2 or PrefixTokens"),
+     "1 row for 2 prefix tokens with a position; set offset=2 or PrefixTokens"),
     ({"prefix": (PrefixTokens(position=False),), "position": Learned(length=4, offset=1)},
-     "1 rows for 0 prefix tokens with a position; set offset=0"),
+     "1 row for 0 prefix tokens with a position; set offset=0"),
     ({"prefix": (PrefixTokens(),), "position": Sinusoidal2D(rows=2, columns=2)},
-     r"0 rows for 1 prefix tokens with a position; set PrefixTokens\(position=False\)"),
+     r"0 rows for 1 prefix token with a position; set PrefixTokens\(position=False\)"),
 ])  # fmt: skip
 def test_positions_match_the_prefix(fields: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError, match=line):

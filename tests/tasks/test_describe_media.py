@@ -119,7 +119,7 @@ def test_a_picture_and_a_sound_in_one_text(both: Path) -> None:
     assert written.shape[1] == inputs["input_ids"].shape[1] + 5
     for given, match in (
         ({"audio": sounds(1)}, "<audio> 0 times, but 1 sounds"),
-        ({"images": pictures(2)}, "<image> 1 times, but 2 pictures"),
+        ({"images": pictures(2)}, "<image> 1 time, but 2 pictures"),
     ):
         with pytest.raises(ValueError, match=match):
             read("A <image>", **given)
@@ -178,7 +178,7 @@ def test_the_processor_is_that_of_transformers(folder: Path) -> None:
     assert torch.equal(found["input_ids"], wanted["input_ids"])
     assert torch.equal(found["attention_mask"], wanted["attention_mask"])
     torch.testing.assert_close(found["pixel_values"], wanted["pixel_values"], atol=1e-5, rtol=0)
-    with pytest.raises(ValueError, match="<image> 1 times, but 3 pictures"):
+    with pytest.raises(ValueError, match="<image> 1 time, but 3 pictures"):
         read("A <image>", images=pictures(3))
 
 

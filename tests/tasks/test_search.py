@@ -50,9 +50,7 @@ def test_the_pooling_of_an_index_is_that_of_its_queries(model: Path) -> None:
 def test_commands(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["index", str(model), "texts.txt"]) == 0
     out, err = capsys.readouterr()
-    assert (
-        out.startswith("texts.index: 4 texts of texts.txt\n") and "1 rows skipped: 1 because the text is empty" in err
-    )
+    assert out.startswith("texts.index: 4 texts of texts.txt\n") and "1 row skipped: 1 because the text is empty" in err
     assert cli.main(["search", "texts.index", "the lazy dog", "--json", "--top-k", "1"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert found["row"] == 4 and found["text"] == "the lazy dog"  # the line of the file

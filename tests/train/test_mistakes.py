@@ -120,7 +120,7 @@ def test_an_objective_of_another_model(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize("content, wrong", [
     ("", "the train data has no usable example: it is empty"),
     ("text,label\n", "the train data has no usable example: it is empty"),
-    ("text,label\nfine\n", "the train data has no usable example: 1 rows were skipped; the first problem: "),
+    ("text,label\nfine\n", "the train data has no usable example: 1 row skipped; the first problem: "),
     ("words,label\nfine,1\n", "no column 'text'"),
 ])  # fmt: skip
 def test_an_empty_data_set(content: str, wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -316,7 +316,7 @@ def test_a_description_of_no_family_learns_labels(place: Path, capsys: pytest.Ca
     (("--jsonl", "films.jsonl", "--label", "kind", "--delimiter", ";"), "--delimiter goes with --csv"),
     (("--csv", "films.csv", "--label", "kind", "--encoding", "utf-9"), "no encoding 'utf-9'; did you mean 'utf-8'?"),
     (("--csv", "bad.csv", "--label", "kind"), "bad.csv: column 'kind' has a single value, 'good', in all 2 rows (3 rows"
-     " skipped: 2 because column 'kind' is empty, 1 because 1 values for 2 columns)"),
+     " skipped: 2 because column 'kind' is empty, 1 because 1 value for 2 columns)"),
     (("--csv", "films.csv", "--label", "id", "--column", "text"), "'id' has a different value in each of its 32 rows"),
     (("--csv", "commas.csv", "--label", "kind"), "commas.csv: column 'kind' has decimal commas, such as '0,0'; write"
      " them with a point, or use --multi-label ',' if a cell names several labels"),
@@ -327,7 +327,7 @@ def test_a_description_of_no_family_learns_labels(place: Path, capsys: pytest.Ca
     (("--csv", "none.csv", "--target", "kind"), "none.csv: no row has a text in 'text' and in 'kind'"),
     (("--text", "none.txt"), "none.txt: too little text; the last tenth is held out"),
     (("--text", "hi.txt"), "hi.txt: too little text; the last tenth is held out"),
-    (("--csv", "none.csv", "--label", "kind"), "none.csv: no row can be used; 1 rows skipped: 1 because"),
+    (("--csv", "none.csv", "--label", "kind"), "none.csv: no row can be used; 1 row skipped: 1 because"),
     (("--csv", "files.csv", "--label", "kind", "--column", "photo"), "column 'photo' names images, such as 'a/0.PNG',"
      " not texts; put the images of each class into one folder, and give --images DIR"),
     (("--csv", "files.csv", "--label", "kind", "--column", "sound"), "column 'sound' names sound files, such as"
@@ -486,7 +486,7 @@ def test_from_tagged_words_to_a_tagger(place: Path, capsys: pytest.CaptureFixtur
     assert cli.main(["train", "--tags", "names.conll", *small]) == 0
     out, err = capsys.readouterr()
     assert err == "names.conll: 20 sentences, 100 words, 4 tags; words in column 1, tags in column 2\n"
-    assert "skipped 1 of 21 rows" in out and "names.conll:122: line 122 has 1 columns" in out
+    assert "skipped 1 of 21 rows" in out and "names.conll:122: line 122 has 1 column" in out
     assert "`anyformer run tag runs/names TEXT` uses it" in out
     found = af.tasks.tag("runs/names", "Ada Lovelace sees U.S. films.")
     words = {"Ada", "Lovelace", "sees", "U.S.", "films", "."}

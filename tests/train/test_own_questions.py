@@ -136,7 +136,7 @@ def test_questions_for_other_models(place: Path) -> None:
     (("--questions", "pairs.csv"), "pairs.csv: no row can be read (not JSON"),
     (("--questions", "odd.jsonl"), "odd.jsonl: no column 'answer'; "),
     (("--questions", "none.jsonl"), "none.jsonl: no answer can be learnt; no question has an answer"),
-    (("--questions", "lost.jsonl"), "lost.jsonl: no answer can be learnt; 1 rows skipped: 1 because the answer 'x' is"),
+    (("--questions", "lost.jsonl"), "lost.jsonl: no answer can be learnt; 1 row skipped: 1 because the answer 'x' is"),
     (("--questions", "faq.jsonl", "--column", "question"), "--questions takes --column three times"),
     (("--questions", "faq.jsonl", "--label", "answer"), "--label goes with --csv, --jsonl, --tags"),
     (("--questions", "faq.jsonl", "--model", "vit-b16"), "vit-b16: its family has no class ForQuestion"),

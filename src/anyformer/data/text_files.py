@@ -26,6 +26,7 @@ from anyformer.data.source import (
     read_text,
 )
 from anyformer.inputs.long import LongText
+from anyformer.specs.messages import quantity
 from anyformer.specs.part import Table
 
 LONG = 2**22  # characters; longer texts are read in parts instead of into memory
@@ -207,7 +208,7 @@ class Columns(Files):
                 try:
                     words.append([cells[column].strip() for column in self.fields.values()])
                 except IndexError:
-                    problem = problem or f"line {number} has {len(cells)} columns"
+                    problem = problem or f"line {number} has {quantity(len(cells), 'columns')}"
             elif words or problem:
                 columns = {name: [word[i] for word in words] for i, name in enumerate(self.fields)}
                 yield Row(f"{file}:{begin}", None if problem else columns, problem)

@@ -26,6 +26,15 @@ def shorten(text: str, limit: int = 200) -> str:
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text):,} characters)"
 
 
+def quantity(number: int, noun: str) -> str:
+    """Return a number with its noun, which is given in the plural.
+
+    >>> quantity(1, "rows"), quantity(1204, "rows")
+    ('1 row', '1,204 rows')
+    """
+    return f"{number:,} {noun.removesuffix('s') if number == 1 else noun}"
+
+
 def plain(name: str) -> str:
     """Normalise the spelling of a name: RMSNorm, RmsNorm and rms_norm become the same."""
     return "".join(letter for letter in name.lower() if letter.isalnum())

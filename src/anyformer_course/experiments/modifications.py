@@ -52,7 +52,7 @@ FORMS = {
     ),
     "medium": Form(
         60, 10,
-        {"width": 72, "depth": 2, "tokens": 1024, "steps": 1500, "tuning": 0, "batch": 16, "few": 12, "seeds": 4},
+        {"width": 72, "depth": 2, "tokens": 1024, "steps": 1000, "tuning": 0, "batch": 16, "few": 12, "seeds": 4},
     ),
     "full": Form(
         150, 10,
