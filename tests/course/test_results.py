@@ -35,6 +35,7 @@ def test_files(name: str) -> None:
     assert record["experiment"] == name and record["lecture"]
     for run in record["runs"]:
         assert {*run} - {"counted"} == RUN and run["verdict"] in ("holds", "does not hold", None)
+        assert run.get("counted") or run["seeds"] >= 1
         sentence = run["figure"].replace("**", "")
         assert sentence.startswith(run["verdict"] or "no verdict"), "the sentence and the verdict agree"
     judged = results.judged_run(record)
@@ -43,7 +44,7 @@ def test_files(name: str) -> None:
         return
     assert judged["form"] != "tiny" and judged["figures"]
     assert bool(record["why"]) == (judged["verdict"] == "does not hold"), (
-        "why is said if, and only if, it does not hold"
+        "`why` is given if, and only if, the claim does not hold"
     )
     if record["plot"]:
         assert results.plot_of(record) is not None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from anyformer.lab.registry import StoredResult
-from anyformer.specs.messages import nearest, quote
+from anyformer.specs.messages import nearest, quantity, quote
 
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parents[2]
@@ -41,10 +41,7 @@ def judged_run(record: dict[str, Any]) -> dict[str, Any] | None:
 
 def seeds_of(run: dict[str, Any]) -> str:
     """Return the number of seeds in words."""
-    if run.get("counted"):
-        return "counted, no seeds"
-    number = run["seeds"]
-    return "seeds not recorded" if number is None else f"{number} seed{'s' if number > 1 else ''}"
+    return "counted, no seeds" if run.get("counted") else quantity(run["seeds"], "seeds")
 
 
 def plot_of(record: dict[str, Any]) -> Path | None:
