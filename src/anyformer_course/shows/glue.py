@@ -58,7 +58,7 @@ def example(test: str = "glue", *, count: bool = True) -> Shown:
         return figure
 
     return Shown(
-        f"{best.name} has the best score, {getattr(best, test)}; humans have {HUMANS[test]}"
+        f"In the first table, {best.name} has the best score, {getattr(best, test)}; humans have {HUMANS[test]}"
         + (f", which {first.name} ({first.date}) was the first to pass" if first else "")
         + f". Its error, 100 - score, is {fall:.1f} times smaller than {oldest.name}'s."
         + f" Score and log10 of the compute correlate by {correlation(pairs):.2f} ({len(pairs)} models).",

@@ -19,6 +19,11 @@ PUBLISHED = {
     "175b": (175.0e9, 96, 12288, 96, 128),
 }
 
+# as printed, in the same table: tokens of a batch, learning rate
+TRAINING = {"small": (0.5e6, 6e-4), "medium": (0.5e6, 3e-4), "large": (0.5e6, 2.5e-4), "xl": (1e6, 2e-4),
+            "2.7b": (1e6, 1.6e-4), "6.7b": (2e6, 1.2e-4), "13b": (2e6, 1e-4), "175b": (3.2e6, 0.6e-4)}  # fmt: skip
+TOKENS = 300e9  # that each model reads
+
 
 def example(*sizes: str) -> Shown:
     """Compare these `sizes` (default: all eight) with our descriptions."""
@@ -59,6 +64,9 @@ def example(*sizes: str) -> Shown:
                                  "equals the width"), rows),
             Table("our descriptions", ("size", "parameters", "over printed", "layers", "width", "heads", "head width",
                                        "12 layers width^2"), ours),
+            Table("training, as printed; batches: 300 billion tokens divided by the tokens of a batch",
+                  ("size", "tokens of a batch", "learning rate", "batches"),
+                  [[row[0], *TRAINING[row[0]], round(TOKENS / TRAINING[row[0]][0])] for row in rows]),
         ],
         draw,
     )  # fmt: skip
