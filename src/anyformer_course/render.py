@@ -15,7 +15,7 @@ from anyformer_course.table import PAGE_LIMIT, Table, amount, is_folded, is_nume
 
 TERMINAL_ROWS = 24  # more rows are left out in the terminal
 PLAIN_WIDTH = 120  # columns of text if the output is not a terminal
-CELL = 500  # characters of a cell in the terminal
+CELL = 440  # characters of a cell in the terminal
 TEXT_WIDTH = 24  # columns of text that a cell with words needs at least
 
 

@@ -32,7 +32,8 @@ def example(text: str = "the cat sat on the mat and the dog sat down too", *, bl
     q, k, v = (x @ torch.randn(4, 4, generator=draws) / 2 for _ in range(3))
     scores = q[-1] @ k.T / 2
     exact = scores.softmax(-1) @ v
-    largest, total, mixed, rows = torch.tensor(-math.inf), torch.tensor(0.0), torch.zeros(4), []
+    largest, total, mixed = torch.tensor(-math.inf), torch.tensor(0.0), torch.zeros(4)
+    rows: list[list[Any]] = []
     for i in range(0, len(words), block):
         part = scores[i : i + block]  # the only scores in memory
         new_largest = torch.maximum(largest, part.max())
