@@ -35,7 +35,7 @@ def example(text: str = "the cat sat on the mat", *, tied: bool = True, seed: in
         chances = run.output.logits[0].softmax(-1)
     first = float((states[0] - run["decoder.input"][0]).abs().max())
     last = float((by_hand - chances).abs().max())
-    output = "softmax(hn We^T)" if tied else "softmax(hn Wo^T), Wo is another matrix"
+    output = "softmax(hn We^T)" if tied else "softmax(hn Wo^T), Wo: a second matrix"
     shapes = [
         ["U", "one-hot tokens", str(tuple(one_hot.shape)), None],
         ["We", "token embedding", str(tuple(embedding.shape)), embedding.numel()],
