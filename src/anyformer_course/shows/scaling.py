@@ -12,6 +12,7 @@ from typing import Any
 
 from anyformer.look import figures
 from anyformer.planning.compute import LAWS, PETAFLOP_DAY, hoffmann_loss, kaplan_loss, kaplan_loss_at
+from anyformer.specs.messages import quote
 from anyformer_course.shown import Shown, Table
 
 LOSSES = {"Kaplan": kaplan_loss, "Hoffmann": hoffmann_loss}
@@ -26,7 +27,7 @@ def example(compute: str = "1e19 1e21 1e23", *, law: str = "Kaplan", loss: float
     except ValueError:
         budgets = []
     if not budgets or not all(1e12 <= each <= 1e30 for each in budgets):
-        raise ValueError(f"compute is {compute!r}; give FLOPs from 1e12 to 1e30, such as '1e21 1e23'")
+        raise ValueError(f"compute is {quote(compute)}; give FLOPs from 1e12 to 1e30, such as '1e21 1e23'")
     if law not in LOSSES:
         raise ValueError(f"no law is called {law!r}; choose Kaplan or Hoffmann")
     table = [
