@@ -19,8 +19,8 @@ from anyformer_course.shown import Shown, Table
 
 KINDS = {"encoder": "o", "decoder": "s", "encoder-decoder": "^"}
 COLUMNS = (  # of the table, and their index in a row
-    ("model", 0), ("date", 1), ("layers", 3), ("width", 4), ("feed-forward", 12), ("published N", 5), ("our count", 6),
-    ("FLOPs", 7), ("6 N D", 8), ("used by a token", 9), ("kind", 2), ("heads", 10), ("training tokens", 11),
+    ("model", 0), ("layers", 3), ("width", 4), ("feed-forward", 12), ("published N", 5), ("our count", 6), ("FLOPs", 7),
+    ("date", 1), ("6 N D", 8), ("used by a token", 9), ("kind", 2), ("heads", 10), ("training tokens", 11),
 )  # fmt: skip
 
 

@@ -85,7 +85,7 @@ def example(compute: str = "1e19 1e21 1e23", *, law: str = "Kaplan", loss: float
             Table(f"tokens to reach a loss of {loss:g} by {law}",
                   ("parameters", "loss with infinite data", "tokens", "compute 6 N D"), reach),
             Table("best size and tokens for a budget, published rules", ("FLOPs", "rule", "parameters", "tokens",
-                  "per parameter", "loss by Hoffmann"), table),
+                  "per parameter", "Hoffmann loss"), table),
             Table("budgets", ("FLOPs", "petaflop-days"), [[f"{b:.3g}", b / PETAFLOP_DAY] for b in budgets]),
         ],
         draw,
