@@ -74,7 +74,7 @@ def example(
     share = sum(label == FOLLOWS for *_, label in drawn) / draws
 
     def draw() -> Any:
-        answers = [plain(shorten(f"{label} (p = {chance:.2f}): {second}", 80)) for _, second, label, _, chance in rows]
+        answers = [plain(shorten(f"{label} (p = {chance:.2f}): {second}", 120)) for _, second, label, _, chance in rows]
         begins = [plain(shorten(first, 80)) for first, *_ in rows]
         left, right = (1 + max(map(len, texts)) for texts in (begins, answers))
         figure, axes = new(1, 1, 0.075 * (left + right), 0.3 + 0.4 * len(rows))

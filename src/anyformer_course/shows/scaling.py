@@ -37,7 +37,7 @@ def example(compute: str = "1e19 1e21 1e23", *, law: str = "Kaplan", loss: float
     ]  # fmt: skip
     lowest = [lowest_loss(law, budget) for budget in budgets]
     grid = [
-        [f"{budget:.3g}", *(BY_COMPUTE[law](size, budget) for size in SIZES), found[1]]
+        [f"{budget:.3g}", found[1], *(BY_COMPUTE[law](size, budget) for size in SIZES)]
         for budget, found in zip(budgets, lowest, strict=True)
     ]
     reach = []
@@ -81,7 +81,7 @@ def example(compute: str = "1e19 1e21 1e23", *, law: str = "Kaplan", loss: float
     return Shown(
         f"{says}.",
         [
-            Table(f"loss by compute and size, {law}", ("FLOPs", *(short(size) for size in SIZES), "best size"), grid),
+            Table(f"loss by compute and size, {law}", ("FLOPs", "best size", *(short(size) for size in SIZES)), grid),
             Table(f"tokens to reach a loss of {loss:g} by {law}",
                   ("parameters", "loss with infinite data", "tokens", "compute 6 N D"), reach),
             Table("best size and tokens for a budget, published rules", ("FLOPs", "rule", "parameters", "tokens",
