@@ -15,7 +15,7 @@ from anyformer_course.table import PAGE_LIMIT, Table, amount, is_folded, is_nume
 
 TERMINAL_ROWS = 24  # more rows are left out in the terminal
 PLAIN_WIDTH = 120  # columns of text if the output is not a terminal
-CELL = 300  # characters of a cell in the terminal
+CELL = 440  # characters of a cell in the terminal
 TEXT_WIDTH = 24  # columns of text that a cell with words needs at least
 
 
@@ -29,18 +29,18 @@ def console(out: TextIO | None = None) -> Any:
     return Console(width=None if out.isatty() else PLAIN_WIDTH, highlight=False, file=out)
 
 
-def print_shown(shown: Shown, to: Any) -> None:
-    """Print the tables, cut to the width of the console, and then the sentence."""
+def print_shown(shown: Shown, to: Any, whole: str = "--json prints all") -> None:
+    """Print the tables, cut to the width of the console, and then the sentence. `whole`: how to see all of a table."""
     from rich.text import Text
 
     for table in shown.tables:
-        for piece in terminal_table(table, to.width):
+        for piece in terminal_table(table, to.width, whole):
             to.print(piece)
         to.print()
     to.print(Text(shown.says, style="bold"))
 
 
-def terminal_table(table: Table, width: int) -> Iterator[Any]:
+def terminal_table(table: Table, width: int, whole: str = "--json prints all") -> Iterator[Any]:
     import rich.box
     from rich.table import Table as Drawn
     from rich.text import Text
@@ -57,7 +57,7 @@ def terminal_table(table: Table, width: int) -> Iterator[Any]:
     yield drawn
     cut = ((len(table.columns) - len(columns), "more column"), (len(table.rows) - len(rows), "more row"))
     if missing := " and ".join(amount(count, what) for count, what in cut if count):
-        yield Text(f"... {missing}; --json prints all", style="dim")
+        yield Text(f"... {missing}; {whole}", style="dim")
 
 
 def fitting_columns(table: Table, width: int) -> list[int]:

@@ -57,6 +57,11 @@ def test_course_runs_a_stop(run: Run, sample: lesson.Lesson, tmp_path: Path) -> 
     assert run("course", "7.two-words") == run("course", "7.2") and "Next" not in run("course", "7.2")[1]
 
 
+def test_course_names_its_own_flag_if_a_table_is_cut(run: Run) -> None:
+    assert "more columns; --browser shows all" in run("course", "2.20")[1]
+    assert "more columns; --json prints all" in run("show", "norm")[1]
+
+
 def test_course_runs_the_change(run: Run, sample: lesson.Lesson) -> None:
     code, out, err = run("course", "7.1", "--try")
     assert (code, err) == (0, "") and "with weight 0.64" not in out and "looks most at" in out and "See:" not in out

@@ -35,7 +35,7 @@ def test_letters_outside_ascii_are_several_bytes_until_they_are_merged():
 
 def test_the_vector_of_cls_learns_whether_the_second_text_follows():
     shown = show("next-sentence")
-    (_, before), (_, after) = rows(shown, "200 new pairs")
+    (_, before), (_, after) = rows(shown, "200 more pairs")
     assert before < 0.7 < 0.95 < after
     assert all((row[4] > 0.5) == (row[2] == "is next") for row in rows(shown, "pairs"))
 
@@ -53,7 +53,12 @@ def test_predicted_probabilities_are_the_models():
     with torch.no_grad():
         loss = small.model(input_ids=ids, labels=ids).loss  # mean over three words
     shown = rows(show("predict", "the dog chased"), "each word")
-    assert sum(row[3] for row in shown) == pytest.approx(-3 * float(loss), abs=1e-4)
+    assert sum(row[2] for row in shown) == pytest.approx(-3 * float(loss), abs=1e-4)
+
+
+def test_a_complete_sentence_is_not_a_continuation():
+    starts = [row[1] for row in rows(show("which", "we like dogs .\nwe like the river .", start=4), "some")]
+    assert starts == 2 * ["we like the river"]
 
 
 def test_scores_become_probabilities():
@@ -137,7 +142,9 @@ def test_the_similarity_of_two_texts_needs_both_orders():
     ("albert", ("bert-base",), {}, "not an ALBERT"),
     ("tuning", (), {"steps": 0}, "steps is 0"), ("next-sentence", (), {"steps": -1}, "steps is -1"),
     ("attention", (), {"width": 0}, "width is 0"), ("context", ("hello",), {}, "since is 'hello'"),
-    ("objectives", ("hello",), {}, "two words"),
+    ("objectives", ("hello",), {}, "two words"), ("ctc", ("  ",), {}, "the text is empty"),
+    ("auxiliary", ("x" * 5000,), {}, r"\(5,002 characters\)"), ("which", (), {"start": 9}, "no line has more words"),
+    ("decisions", ("x" * 5000,), {}, r"\(5,002 characters\)"),
 ])  # fmt: skip
 def test_mistakes_have_one_line(name, inputs, options, message):
     with pytest.raises(ValueError, match=message) as error:

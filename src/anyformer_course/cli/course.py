@@ -84,7 +84,7 @@ def print_stop(which: lesson.Lesson, stop: lesson.Stop, changed: bool, picture: 
     print_code(to, block.code)
     with spinner("running"):
         shown = block.run()
-    print_shown(shown, to)
+    print_shown(shown, to, whole="--browser shows all")
     if picture:
         save_picture(shown, picture)
         to.print(f"written: {plain(picture)}")

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 import anyformer as af
 from anyformer.look.figures import new
+from anyformer.specs.messages import quote
 from anyformer_course.shown import Shown, Table
 from anyformer_course.table import tiny
 from anyformer_course.words import read_number
@@ -31,7 +32,7 @@ def example(numbers: str = "-3 -1 -0.5 0 0.5 1 3", *, width: int = 768, seed: in
     try:
         x = torch.tensor([read_number(each) for each in numbers.split()])
     except ValueError:
-        raise ValueError(f"numbers is {numbers!r}; give numbers with spaces between them") from None
+        raise ValueError(f"numbers is {quote(numbers)}; give numbers with spaces between them") from None
     if not 1 <= len(x) <= 16 or width < 3:
         raise ValueError("give 1 to 16 numbers, and a width of at least 3")
     values = {name: function(x) for name, function in FUNCTIONS.items()}

@@ -6,6 +6,7 @@ from typing import Any
 
 import anyformer as af
 from anyformer.look.figures import new
+from anyformer.specs.messages import quote
 from anyformer_course.shown import Shown, Table
 
 
@@ -28,7 +29,7 @@ def example(name: str = "albert-base", *, widths: str = "64 128 256 768") -> Sho
         rows.append([variant, count.parameters, table["embedding"], table["encoder"], count.flops(128)])
     V, H = spec.embedding.tokens.vocab_size, spec.width
     if not all(each.isdecimal() and int(each) for each in widths.split()):
-        raise ValueError(f"widths is {widths!r}; give whole numbers from 1, such as '64 128'")
+        raise ValueError(f"widths is {quote(widths)}; give whole numbers from 1, such as '64 128'")
     sizes = [[E, V * H, V * E + E * H, V * H / (V * E + E * H)] for E in map(int, widths.split())]
 
     def draw() -> Any:

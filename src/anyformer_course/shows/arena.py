@@ -53,8 +53,8 @@ def example(first: str = "vicuna-13b", second: str = "llama-13b") -> Shown:
     return Shown(
         f"{first} has {d} points more than {second}: it wins {100 * win(d):.0f} % of the comparisons. Best for their "
         f"cost: {', '.join(row[0] for row in best)}.",
-        [Table("ratings, published; chance and cost, computed", ("model", "rating", f"chance of {first} to win",
-         "billions of parameters", "FLOPs per token"), rows)],
+        [Table("ratings, published; chance to win and cost, computed", ("model", "rating", f"{first} wins",
+         "billion parameters", "FLOPs per token"), rows)],
         draw,
     )  # fmt: skip
 

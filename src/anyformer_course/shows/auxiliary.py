@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 import anyformer as af
 from anyformer.look.figures import new
+from anyformer.specs.messages import quote
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._trained import STORIES, next_word_loss, pad, train
 from anyformer_course.shows.tuning import MAIL, SPAM
@@ -25,7 +26,7 @@ def example(weights: str = "0 0.5", *, steps: int = 25, lr: float = 3e-3, seed: 
     try:
         factors = [read_number(each) for each in weights.split()]
     except ValueError:
-        raise ValueError(f"{weights!r}: write numbers, for example '0 0.5'") from None
+        raise ValueError(f"{quote(weights)}: write numbers, for example '0 0.5'") from None
     if not factors:
         raise ValueError("write at least one lambda, for example '0 0.5'")
     if min(factors) < 0:

@@ -113,7 +113,7 @@ def example(names: str = "lenet-5 alexnet vgg-16 googlenet resnet-50", *, size: 
     return Shown(
         f"{most[0]} has {most[3]:,} parameters, {most[5]:.0f} % of them in dense layers; {least[0]} has {least[3]:,}.",
         [Table(f"pictures of {size} x {size} pixels", ("network", "year", "layers", "parameters", "published",
-         "% in dense layers", "multiply-adds", "top-5 error, %"), rows)],
+         "% dense", "multiply-adds", "top-5 error, %"), rows)],
         draw,
     )  # fmt: skip
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from anyformer.look.figures import new
+from anyformer.specs.messages import quote
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._trained import STORIES, train
 
@@ -26,7 +27,7 @@ def example(
     for each in (text, other):
         words = small.words(each)
         if word not in words:
-            raise ValueError(f"the text {each!r} does not contain {word!r}")
+            raise ValueError(f"the text {quote(each)} does not contain {word!r}")
         places.append(1 + words.index(word))
     ids = [torch.tensor([[1, *small.ids(each), 2]]) for each in (text, other)]
     with torch.no_grad():

@@ -21,7 +21,9 @@ LIMIT = 300_000  # paths
 def example(text: str = "see", *, frames: int = 6, seed: int = 0) -> Shown:
     """Add up the paths of `text` over `frames` frames with random probabilities."""
     letters = [BLANK, *dict.fromkeys(text)]
-    if not text or BLANK in text or len(letters) ** frames > LIMIT:
+    if not text.strip():
+        raise ValueError("the text is empty; write a few letters")
+    if BLANK in text or len(letters) ** frames > LIMIT:
         raise ValueError(f"{len(letters) - 1} letters and {frames} frames are too many paths (or none); use fewer")
     least = len(text) + sum(a == b for a, b in itertools.pairwise(text))
     if frames < least:
@@ -53,7 +55,7 @@ def example(text: str = "see", *, frames: int = 6, seed: int = 0) -> Shown:
         f"torch's CTC loss gives {by_torch:.3g}; the best single letters of all frames give {collapse(greedy)!r}.",
         [
             Table("the most likely paths of the text", ("path", "probability"), [list(each) for each in best]),
-            Table("probabilities", ("letter", *(f"frame {t}" for t in range(frames))),
+            Table("probabilities (random, as before training)", ("letter", *(f"frame {t}" for t in range(frames))),
                   [[letter, *logs[:, i].exp().tolist()] for i, letter in enumerate(letters)]),
             Table("sum", ("what", "number"), [["paths", len(paths)], ["sum of the paths", total],
                                               ["exp(-CTC loss) of torch", by_torch]]),

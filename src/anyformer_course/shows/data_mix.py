@@ -46,7 +46,7 @@ def example(tokens: float = 300e9) -> Shown:
         f"but {100 * rows[0][2]:.0f} % of what is read; the printed weights add up to {100 * weight:.0f} %, and "
         f"for {most[0]} {most[5]:.2f} epochs follow from them, not {most[6]:.2f}.",
         [Table(f"published figures, and what follows from them for {tokens / 1e9:g} billion tokens",
-               ("part", "10^9 tokens", "weight", "share of data", "10^9 read",
-                "epochs, computed", "epochs, published"), rows)],
+               ("part", "10^9 tokens", "weight", "share", "10^9 read",
+                "epochs", "published epochs"), rows)],
         draw,
     )  # fmt: skip

@@ -13,6 +13,7 @@ import torch
 import anyformer as af
 from anyformer import families
 from anyformer.look import figures
+from anyformer.specs.messages import quote
 from anyformer_course.shown import Shown, Table
 
 STEPS = 8  # of an episode
@@ -25,7 +26,7 @@ def example(returns: str = "0 2 4 6 8", *, steps: int = 150, width: int = 32, se
     except ValueError:
         asked = []
     if not asked or not all(abs(each) <= 100 for each in asked):
-        raise ValueError(f"returns is {returns!r}; give numbers such as '0 4 8'")
+        raise ValueError(f"returns is {quote(returns)}; give numbers such as '0 4 8'")
     config = {
         "architectures": ["DecisionTransformerModel"], "state_dim": 1, "act_dim": 1, "hidden_size": width, "n_layer": 1,
         "n_head": 1, "n_positions": 64, "max_ep_len": 16, "action_tanh": True, "resid_pdrop": 0.0, "embd_pdrop": 0.0,

@@ -15,6 +15,7 @@ from torch import Tensor
 from anyformer.generation.diffusion import remove_noise
 from anyformer.look.figures import new
 from anyformer.parts.diffusion import NoiseSchedule
+from anyformer.specs.messages import quote
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows.clip import COLORS, SHAPES, draw_shape
 from anyformer_course.table import amount
@@ -34,7 +35,7 @@ def example(
     album = torch.stack([draw_shape(*name, draws) for name in names]) * 2 - 1  # (72, 3, 12, 12), from -1 to 1
     fits = torch.tensor([all(word in name for word in words) for name in names])
     if not bool(fits.any()):
-        raise ValueError(f"no drawing fits {text!r}: write at most one color and one shape")
+        raise ValueError(f"no drawing fits {quote(text)}: write at most one color and one shape")
     schedule = NoiseSchedule(curve=curve)
     alphas = schedule.alphas_cumprod().tolist()
     noise = torch.randn(album.shape[1:], generator=draws)

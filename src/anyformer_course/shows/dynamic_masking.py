@@ -53,6 +53,6 @@ def example(text: str = TEXT, *, rate: float = 0.15, epochs: Count = 40, seed: i
     shares = ", ".join(f"{way}: {curve[-1]:.0%}" for way, curve in curves.items())
     return Shown(
         f"tokens predicted at least once in {amount(epochs, 'epoch')}: {shares}",
-        [Table("share of tokens predicted", ("masking", *(f"epoch {s}" for s in steps), "different maskings"), rows)],
+        [Table("share of tokens predicted", ("masking", *(f"epoch {s}" for s in steps), "maskings"), rows)],
         draw,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.look.figures import new
+from anyformer.specs.messages import quote
 from anyformer_course.pictures.points import name_points
 from anyformer_course.shown import Shown, Table
 
@@ -30,7 +31,7 @@ def example(compare: str = "BERT") -> Shown:
     others = [row for row in PUBLISHED if row[0].startswith(compare) and row not in ours]
     if not others:
         names = ", ".join(sorted({group_of(name) for name, _, _ in PUBLISHED} - {"ELECTRA", "other"}))
-        raise ValueError(f"no model begins with {compare!r}; use {names}, GPT or ELMo")
+        raise ValueError(f"no model begins with {quote(compare)}; use {names}, GPT or ELMo")
     pairs = []
     for name, flops, score in others:
         best = min(ours, key=lambda row: max(row[1] / flops, flops / row[1]))
@@ -53,8 +54,8 @@ def example(compare: str = "BERT") -> Shown:
         f"In {len(ahead)} of {len(pairs)} comparisons ELECTRA has the higher score: "
         + ", ".join(f"{pair[3]} {pair[5]} and {pair[0]} {pair[2]} ({ratio(pair[7])})" for pair in pairs)
         + ".",
-        [Table("nearest in compute, published", ("model", "FLOPs", "GLUE", "ELECTRA", "FLOPs of it", "GLUE of it",
-               "points more", "FLOPs ratio"), pairs),
+        [Table("nearest in compute, published", ("model", "FLOPs", "GLUE", "ELECTRA", "its FLOPs", "its GLUE",
+               "points more", "ratio"), pairs),
          Table("all published scores", ("model", "training FLOPs", "GLUE"), sorted(PUBLISHED, key=lambda row: row[1]))],
         draw,
     )  # fmt: skip

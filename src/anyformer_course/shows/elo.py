@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from anyformer.look.figures import new
+from anyformer.specs.messages import quote
 from anyformer_course.shown import Shown, Table
 from anyformer_course.words import read_number
 
@@ -20,7 +21,7 @@ def example(ratings: str = "A:1250 B:1200 C:1150 D:1000", *, votes: int = 3000, 
     try:
         true = {name: read_number(value) for name, value in (each.split(":") for each in ratings.split())}
     except ValueError:
-        raise ValueError(f"ratings is {ratings!r}; write names and numbers such as 'A:1250 B:1200'") from None
+        raise ValueError(f"ratings is {quote(ratings)}; write names and numbers such as 'A:1250 B:1200'") from None
     if not 2 <= len(true) <= 10 or not 10 <= votes <= 100_000:
         raise ValueError("give 2 to 10 models and 10 to 100,000 votes")
     names, real = list(true), torch.tensor(list(true.values()))

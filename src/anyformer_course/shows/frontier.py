@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.look.figures import new
+from anyformer.specs.messages import quote
 from anyformer_course.shown import Shown, Table
 
 MODELS = ("Reka Core", "Reka Flash", "GPT-4", "Claude 3 Opus", "Claude 3 Sonnet", "Gemini Ultra", "Gemini Pro 1.5")
@@ -23,7 +24,7 @@ PUBLISHED: dict[str, tuple[float | None, ...]] = {
 def example(model: str = "Reka Core") -> Shown:
     """Compare `model` with the others, benchmark by benchmark, where both have a score."""
     if model not in MODELS:
-        raise ValueError(f"no model {model!r}; use one of {', '.join(MODELS)}")
+        raise ValueError(f"no model {quote(model)}; use one of {', '.join(MODELS)}")
     column = MODELS.index(model)
     wins = []
     for i, rival in enumerate(MODELS):

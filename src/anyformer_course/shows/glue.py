@@ -62,7 +62,7 @@ def example(test: str = "glue", *, count: bool = True) -> Shown:
         + (f", which {first.name} ({first.date}) was the first to pass" if first else "")
         + f". Its error, 100 - score, is {fall:.1f} times smaller than {oldest.name}'s."
         + f" Score and log10 of the compute correlate by {correlation(pairs):.2f} ({len(pairs)} models).",
-        [Table(f"{test}: published scores", ("model", "date", "parameters, published", "parameters, our count",
+        [Table(f"{test}: published scores", ("model", "date", "published N", "our count",
                                              "training FLOPs", "score, published"), rows),
          *([Table("leaderboard of January 2021, published", ("model", "score"), [list(row) for row in LEADERBOARD])]
            if test == "glue" else [])],

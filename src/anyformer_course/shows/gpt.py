@@ -13,6 +13,8 @@ from anyformer_course.shows._trained import describe
 from anyformer_course.table import tiny
 from anyformer_course.words import label_rows, split
 
+FIRST = range(4)  # channels that are printed
+
 
 def example(text: str = "the cat sat on the mat", *, tied: bool = True, seed: int = 0) -> Shown:
     """Compute the three lines by hand for a small GPT with random weights. `tied`: the output uses We again."""
@@ -33,6 +35,7 @@ def example(text: str = "the cat sat on the mat", *, tied: bool = True, seed: in
         chances = run.output.logits[0].softmax(-1)
     first = float((states[0] - run["decoder.input"][0]).abs().max())
     last = float((by_hand - chances).abs().max())
+    output = "softmax(hn We^T)" if tied else "softmax(hn Wo^T), Wo: a second matrix"
     shapes = [
         ["U", "one-hot tokens", str(tuple(one_hot.shape)), None],
         ["We", "token embedding", str(tuple(embedding.shape)), embedding.numel()],
@@ -47,7 +50,7 @@ def example(text: str = "the cat sat on the mat", *, tied: bool = True, seed: in
             [f"h{i}", f"block {i}", str(tuple(state.shape)), block(model, i - 1)]
             for i, state in enumerate(states[1:], 1)
         ),
-        ["P", "softmax(hn We^T)", str(tuple(chances.shape)), 0 if tied else model.head.out.weight.numel()],
+        ["P", output, str(tuple(chances.shape)), 0 if tied else model.head.out.weight.numel()],
     ]
     rows = label_rows(words, chances)
 
@@ -57,13 +60,16 @@ def example(text: str = "the cat sat on the mat", *, tied: bool = True, seed: in
                          columns_are_tokens=False)  # fmt: skip
 
     return Shown(
-        f"h0 by hand differs by {tiny(first)} from the model's; P = softmax(hn We^T) by at most {tiny(last)}",
+        f"h0 by hand differs by {tiny(first)} from the model's; softmax(hn We^T) by at most {tiny(last)} from P",
         [
             Table("matrices", ("name", "meaning", "shape", "parameters"), shapes),
+            Table(f"rows of We: the integer of a word is the number of its row; the first {len(FIRST)} of "
+                  f"{embedding.shape[1]} numbers", ("word", "integer", *FIRST),
+                  [[word, i, *embedding[i, FIRST].tolist()] for word, i in zip(words, ids[0].tolist(), strict=True)]),
             Table("P: next word after each word (random weights)", ("after", *vocabulary), rows),
         ],
         draw,
-    )
+    )  # fmt: skip
 
 
 def block(model: Any, index: int) -> int:

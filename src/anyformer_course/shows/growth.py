@@ -55,8 +55,8 @@ def example(figure: str = "parameters", *, since: int = 2017, kind: str = "") ->
 
     first, last = records[0][0], records[-1][0]
     return Shown(
-        f"From {first.name} ({first.date}) to {last.name} ({last.date}) the {figure} grew {factor:,.0f} times; the "
-        f"records double in {months:.1f} months.",
+        f"From {first.name} ({first.date}) to {last.name} ({last.date}) the {figure} grew {factor:,.0f} times; on a "
+        f"line through all records they double in {months:.1f} months.",
         [Table(f"records of {figure}, published", ("model", "date", "published", "times the record before", "source"), [
             [model.name, model.date, value, value / records[i - 1][1] if i else None, model.source]
             for i, (model, value) in enumerate(records)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from anyformer.look.figures import new
+from anyformer.specs.messages import quote
 from anyformer_course.shown import Shown, Table
 from anyformer_course.words import read_number
 
@@ -27,7 +28,7 @@ def example(examples: str = "0:0 1:1 2:4 3:9 4:16", *, ask: float = 2.4, scale: 
     except ValueError:
         pairs = torch.zeros(0)
     if pairs.ndim != 2 or pairs.shape[1] != 2 or scale <= 0:
-        raise ValueError(f"examples is {examples!r}; give pairs such as '0:0 1:1 2:4', and a scale above 0")
+        raise ValueError(f"examples is {quote(examples)}; give pairs such as '0:0 1:1 2:4', and a scale above 0")
     x, y = pairs.T
     scales = (scale / 10, scale, 10 * scale)
     weights = torch.stack([attend(ask, x, each) for each in scales])  # (3, N)

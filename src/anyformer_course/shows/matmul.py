@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
 from anyformer.look import figures
+from anyformer.specs.messages import quote
 from anyformer_course.shown import Shown, Table
 
 
@@ -21,7 +22,9 @@ def example(sizes: str = "512 2048", *, tokens: int = 64, bias: bool = True) -> 
     try:
         inputs, outputs = (int(each) for each in str(sizes).split())
     except ValueError:
-        raise ValueError(f"sizes is {sizes!r}; give the numbers of inputs and outputs, such as '512 2048'") from None
+        raise ValueError(
+            f"sizes is {quote(sizes)}; give the numbers of inputs and outputs, such as '512 2048'"
+        ) from None
     if not (0 < inputs <= 65536 and 0 < outputs <= 65536 and 0 < tokens <= 1024):
         raise ValueError("inputs and outputs must be from 1 to 65536, tokens from 1 to 1024")
     layer = torch.nn.Linear(inputs, outputs, bias=bias, device="meta")  # shapes only

@@ -48,18 +48,18 @@ def example(text: str = TEXT, *, mixer: str = "linformer", few: Count = 4, featu
         kind = "sparse" if zeros else "low rank" if rank < len(words) else "full"
         if name in ("performer", "linear", "synthesizer"):
             kind = "no comparison" if name == "synthesizer" else "kernel"
-        rows.append([name, kind, pairs(4096), float((weights - full).abs().mean()), pairs(len(words)), rank, zeros])
+        rows.append([name, kind, zeros, rank, float((weights - full).abs().mean()), pairs(len(words)), pairs(4096)])
 
     def draw() -> Any:
         return heat_maps([each[0] for each in everything.values()], [*everything], "weights: rows read columns", words)
 
     chosen = next(row for row in rows if row[0] == mixer)
     return Shown(
-        f"{mixer} computes {chosen[2]:,} numbers per head instead of the {4096**2:,} scores of 4,096 tokens; its "
-        f"weights ({chosen[1]}) differ from full attention by {chosen[3]:.3f} on average.",
+        f"{mixer} computes {chosen[6]:,} numbers per head instead of the {4096**2:,} scores of 4,096 tokens; its "
+        f"weights ({chosen[1]}) differ from full attention by {chosen[4]:.3f} on average.",
         [
-            Table("mixers", ("mixer", "kind", "numbers, 4096 words", "difference from full", f"{len(words)} words",
-                             "rank", "zeros"), rows),
+            Table("mixers: difference from full attention, and the numbers that they compute",
+                  ("mixer", "kind", "zeros", "rank", "difference", f"for {len(words)} words", "for 4,096"), rows),
             Table(f"weights of {mixer}", ("word", *words),
                   label_rows(words, everything[mixer][0])),
         ],

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import anyformer as af
 from anyformer.look.figures import new, plain
 from anyformer.specs.field_types import Count, Fraction, Natural
+from anyformer.specs.messages import shorten
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._pieces import tokenizer
 from anyformer_course.shows._trained import describe, pad
@@ -73,26 +74,28 @@ def example(
     share = sum(label == FOLLOWS for *_, label in drawn) / draws
 
     def draw() -> Any:
-        figure, axes = new(1, 1, 9, 0.3 + 0.4 * len(rows))
-        for y, (first, second, label, _, chance) in enumerate(rows):
-            shade = "#cfe3f5" if label == "is next" else "#fbe0c4"
-            axes[0, 0].text(0, -y, plain(first), ha="right", va="center", fontsize=9)
+        answers = [plain(shorten(f"{label} (p = {chance:.2f}): {second}", 120)) for _, second, label, _, chance in rows]
+        begins = [plain(shorten(first, 80)) for first, *_ in rows]
+        left, right = (1 + max(map(len, texts)) for texts in (begins, answers))
+        figure, axes = new(1, 1, 0.075 * (left + right), 0.3 + 0.4 * len(rows))
+        for y, (first, answer) in enumerate(zip(begins, answers, strict=True)):
+            shade = "#cfe3f5" if answer.startswith("is next") else "#fbe0c4"
+            axes[0, 0].text(-1, -y, first, ha="right", va="center", fontsize=9)
             box = {"facecolor": shade, "edgecolor": "0.6", "boxstyle": "round"}
-            answer = plain(f"{label} (p = {chance:.2f}): {second}")
-            axes[0, 0].text(0.15, -y, answer, va="center", fontsize=9, bbox=box)
-        axes[0, 0].set_xlim(-2.8, 3.8)
+            axes[0, 0].text(1, -y, answer, va="center", fontsize=9, bbox=box)
+        axes[0, 0].set_xlim(-left, right)
         axes[0, 0].set_ylim(0.6 - len(rows), 0.6)
         axes[0, 0].set_axis_off()
         return figure
 
     return Shown(
         f"Of {draws:,} pairs, {share:.1%} are two parts of one text; the others end with a random sentence. From the "
-        f"vector of [CLS] the untrained model answers {before:.0%} of 200 new pairs right, and {after:.0%} after "
-        f"{amount(steps, 'step')}.",
+        f"vector of [CLS] the untrained model answers {before:.0%} of 200 more pairs of these texts right, and "
+        f"{after:.0%} after {amount(steps, 'step')}.",
         [
             Table("pairs", ("A", "B", "label", "tokens", "p(is next)"), rows),
             Table(f"{draws:,} pairs", ("label", "share"), [("is next", share), ("not next", 1 - share)]),
-            Table("200 new pairs", ("steps", "right answers"), [(0, before), (steps, after)]),
+            Table("200 more pairs of the same texts", ("steps", "right answers"), [(0, before), (steps, after)]),
         ],
         draw,
     )

@@ -13,6 +13,7 @@ import torch
 import anyformer as af
 from anyformer.look.figures import new
 from anyformer.specs.field_types import Count
+from anyformer.specs.messages import quote
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import module
 from anyformer_course.table import tiny
@@ -24,7 +25,7 @@ def example(numbers: str = "1 2 3 6", *, branch: float = 0.5, layers: Count = 24
     try:
         x = torch.tensor([read_number(each) for each in numbers.split()])
     except ValueError:
-        raise ValueError(f"numbers is {numbers!r}; give numbers with spaces between them") from None
+        raise ValueError(f"numbers is {quote(numbers)}; give numbers with spaces between them") from None
     if not 2 <= len(x) <= 12 or x.std() == 0:
         raise ValueError("give 2 to 12 numbers that are not all equal")
     mean, deviation = x.mean(), x.std(correction=0)

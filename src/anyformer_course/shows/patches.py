@@ -13,6 +13,7 @@ import torch
 import anyformer as af
 from anyformer.look import figures
 from anyformer.specs.field_types import Count
+from anyformer.specs.messages import quote
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import module
 from anyformer_course.table import amount, tiny
@@ -101,4 +102,4 @@ def read(path: str, size: int) -> torch.Tensor:
     except ImportError:
         raise ValueError("reading image files needs Pillow: pip install pillow") from None
     except OSError as error:
-        raise ValueError(f"{path}: cannot read this image ({error})") from None
+        raise ValueError(f"{quote(path)}: cannot read this image ({error.strerror or error})") from None

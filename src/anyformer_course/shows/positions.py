@@ -55,9 +55,9 @@ def example(
         [
             Table(f"{scheme}: vectors", ("word", "position", *map(str, range(width))),
                   [[word, i, *row] for i, (word, row) in enumerate(zip(words, p.tolist(), strict=True))]),
-            Table(f"measured over {length} positions, width 32",
-                  ("scheme", "smallest distance", "error of the linear shift", f"largest value up to {length}",
-                   f"up to {4 * length}", "learned numbers", "smallest distance on a grid"),
+            Table(f"measured over {length} positions, width 32: distance of vectors, error of the linear shift, values",
+                  ("scheme", "least distance", "shift error", f"largest up to {length}", f"up to {4 * length}",
+                   "learned", "on a grid"),
                   [[name, *figures[name]] for name in SCHEMES]),
             Table("five properties", ("scheme", *PROPERTIES), [[name, *answers[name]] for name in SCHEMES]),
         ],

@@ -26,17 +26,17 @@ def example(
     best = logits[-1].topk(max(1, min(top, len(small.tokens)))).indices.tolist()
     words = [(small.tokens[i], float(logs[-1, i].exp())) for i in best]
     rows = [
-        [small.tokens[i], small.tokens[int(log.argmax())], float(log[i].exp()), float(log[i])]
+        [small.tokens[i], float(log[i].exp()), float(log[i]), small.tokens[int(log.argmax())]]
         for log, i in zip(logs[:-1], ids[1:], strict=True)
     ]
     return Shown(
         f"after {text!r}: {words[0][0]!r} with probability {words[0][1]:.2f}; "
-        f"the log-likelihood of the text is {sum(row[-1] for row in rows):.2f}",
+        f"the log-likelihood of the text is {sum(row[2] for row in rows):.2f}",
         [
             Table("next word", ("word", "score", "probability"), [
                 [word, float(logits[-1, i]), p] for i, (word, p) in zip(best, words, strict=True)
             ]),
-            Table("each word, given the words before it", ("word", "most likely", "probability", "log"), rows),
+            Table("each word, given the words before it", ("word", "probability", "log", "most likely"), rows),
         ],
         lambda: bars(words, f"after '{text}'"),
     )  # fmt: skip

@@ -11,12 +11,17 @@ from typing import Any
 import anyformer as af
 from anyformer.look.figures import new
 from anyformer.parts.base import HasHeads
+from anyformer.parts.feedforward.mlp import MLP, GatedMLP
 from anyformer.specs.part import walk
 from anyformer_course.pictures.points import name_points
 from anyformer_course.pictures.published_figures import published_models
 from anyformer_course.shown import Shown, Table
 
 KINDS = {"encoder": "o", "decoder": "s", "encoder-decoder": "^"}
+COLUMNS = (  # of the table, and their index in a row
+    ("model", 0), ("layers", 3), ("width", 4), ("feed-forward", 12), ("published N", 5), ("our count", 6), ("FLOPs", 7),
+    ("date", 1), ("6 N D", 8), ("used by a token", 9), ("kind", 2), ("heads", 10), ("training tokens", 11),
+)  # fmt: skip
 
 
 def example(names: str = "gpt1 bert-base bert-large gpt2-xl t5-11b gpt3-175b") -> Shown:
@@ -30,10 +35,10 @@ def example(names: str = "gpt1 bert-base bert-large gpt2-xl t5-11b gpt3-175b") -
     rows = []
     for model in sorted((known[name] for name in chosen), key=lambda model: model.date):
         counted = af.count(af.spec(model.zoo))
-        depth, width, heads = shape(counted.spec)
+        depth, width, heads, inner = shape(counted.spec)
         estimate = model.estimate_for(counted.active)
         rows.append([model.zoo, model.date, model.kind, depth, width, model.parameters, counted.parameters,
-                     model.compute, estimate, counted.active, heads, model.tokens])  # fmt: skip
+                     model.compute, estimate, counted.active, heads, model.tokens, inner])  # fmt: skip
 
     def draw() -> Any:
         figure, axes = new(2, 1, 11, 4)
@@ -62,15 +67,15 @@ def example(names: str = "gpt1 bert-base bert-large gpt2-xl t5-11b gpt3-175b") -
         f"{last[0]} has {factor:,.{0 if factor >= 10 else 1}f} times the parameters of {first[0]}, and a token uses "
         f"{last[9]:,}. Our count differs most from the published figure for {worst[0]}: {worst[6]:,} and "
         f"{worst[5]:,.0f}.",
-        [Table("published and counted", ("model", "date", "kind", "layers", "width", "published N", "our count",
-         "FLOPs", "6 N D", "used by a token", "heads", "training tokens"), rows)],
+        [Table("published and counted", [name for name, _ in COLUMNS], [[row[i] for _, i in COLUMNS] for row in rows])],
         draw,
     )  # fmt: skip
 
 
-def shape(spec: Any) -> tuple[int, int, int | None]:
-    """Return layers (of both stacks), width and heads."""
+def shape(spec: Any) -> tuple[int, int, int | None, int | None]:
+    """Return layers (of both stacks), width, heads and feed-forward width."""
     parts = dict(spec.items())
     stacks = [parts[name] for name in ("encoder", "decoder") if name in parts]
     heads = next((part.num_heads for _, part in walk(spec) if isinstance(part, HasHeads)), None)
-    return sum(stack.depth for stack in stacks), spec.width, heads
+    inner = next((part.width for _, part in walk(spec) if isinstance(part, (MLP, GatedMLP))), None)
+    return sum(stack.depth for stack in stacks), spec.width, heads, inner

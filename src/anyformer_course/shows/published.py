@@ -12,6 +12,7 @@ from anyformer.specs.messages import nearest, quote
 from anyformer_course.pictures.points import name_points
 from anyformer_course.pictures.published_figures import PublishedModel, our_count, published_models
 from anyformer_course.shown import Shown, Table
+from anyformer_course.table import amount, number
 
 FIGURES = ("parameters", "tokens", "compute", "context", "glue", "superglue")
 COUNTED = 8  # models; counting more takes seconds
@@ -50,11 +51,13 @@ def example(figure: str = "parameters", *, model: str = "GPT") -> Shown:
         return chart
 
     last = max(rows, key=lambda row: row[2])
+    columns = ("model", "date", "published", *(["our count"] if counts else []), "source")
     return Shown(
-        f"{last[0]} ({last[1]}) has the highest {figure} of {len(rows)} published models: {last[2]:,.4g}.",
-        [Table(f"{figure}, published", ("model", "date", "published", "our count", "source"), rows)],
+        f"Of {amount(len(rows), 'model')} with published {figure}, {last[0]} ({last[1]}) has the highest value: "
+        f"{number(last[2])}.",
+        [Table(f"{figure}, published", columns, [row if counts else (*row[:3], row[4]) for row in rows])],
         draw,
-    )
+    )  # fmt: skip
 
 
 def our_figure(model: PublishedModel, figure: str) -> float | None:

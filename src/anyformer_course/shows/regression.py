@@ -15,6 +15,7 @@ from anyformer.evaluate.regression import least_squares, neighbours, ridge
 from anyformer.look.figures import new
 from anyformer.objectives.regress import Regress
 from anyformer.recipes.regression import model as describe
+from anyformer.specs.messages import quote
 from anyformer_course.shown import Shown, Table
 from anyformer_course.table import amount
 from anyformer_course.words import read_number
@@ -27,7 +28,7 @@ def example(pairs: str = "1:2 -1:-2 0.5:1 -2:-4", *, query: float = 1.5, steps: 
     try:
         points = [(read_number(x), read_number(y)) for x, y in (each.split(":") for each in pairs.split())]
     except ValueError:
-        raise ValueError(f"pairs is {pairs!r}; write pairs of numbers such as '1:2 -1:-2'") from None
+        raise ValueError(f"pairs is {quote(pairs)}; write pairs of numbers such as '1:2 -1:-2'") from None
     if not 1 <= len(points) <= CONTEXT:
         raise ValueError(f"there are {len(points)} pairs; give 1 to {CONTEXT}")
     objective = Regress(width=1, context=CONTEXT, noise=NOISE)

@@ -13,6 +13,7 @@ import torch
 
 from anyformer.look import figures
 from anyformer.specs.field_types import Count
+from anyformer.specs.messages import quote
 from anyformer_course.shown import Shown, Table
 
 
@@ -23,7 +24,7 @@ def example(widths: str = "4 16 64 256", *, keys: Count = 16, samples: Count = 2
     except ValueError:
         sizes = []
     if not sizes or min(sizes) < 1 or max(sizes) > 4096:
-        raise ValueError(f"widths is {widths!r}; give whole numbers from 1 to 4096, such as '4 16 64'")
+        raise ValueError(f"widths is {quote(widths)}; give whole numbers from 1 to 4096, such as '4 16 64'")
     rows, largest, slopes = [], {}, {}
     for K in sizes:
         draws = torch.Generator().manual_seed(seed)

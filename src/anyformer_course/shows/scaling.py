@@ -12,6 +12,7 @@ from typing import Any
 
 from anyformer.look import figures
 from anyformer.planning.compute import LAWS, PETAFLOP_DAY, hoffmann_loss, kaplan_loss, kaplan_loss_at
+from anyformer.specs.messages import quote
 from anyformer_course.shown import Shown, Table
 
 LOSSES = {"Kaplan": kaplan_loss, "Hoffmann": hoffmann_loss}
@@ -26,7 +27,7 @@ def example(compute: str = "1e19 1e21 1e23", *, law: str = "Kaplan", loss: float
     except ValueError:
         budgets = []
     if not budgets or not all(1e12 <= each <= 1e30 for each in budgets):
-        raise ValueError(f"compute is {compute!r}; give FLOPs from 1e12 to 1e30, such as '1e21 1e23'")
+        raise ValueError(f"compute is {quote(compute)}; give FLOPs from 1e12 to 1e30, such as '1e21 1e23'")
     if law not in LOSSES:
         raise ValueError(f"no law is called {law!r}; choose Kaplan or Hoffmann")
     table = [
@@ -36,7 +37,7 @@ def example(compute: str = "1e19 1e21 1e23", *, law: str = "Kaplan", loss: float
     ]  # fmt: skip
     lowest = [lowest_loss(law, budget) for budget in budgets]
     grid = [
-        [f"{budget:.3g}", *(BY_COMPUTE[law](size, budget) for size in SIZES), found[1]]
+        [f"{budget:.3g}", found[1], *(BY_COMPUTE[law](size, budget) for size in SIZES)]
         for budget, found in zip(budgets, lowest, strict=True)
     ]
     reach = []
@@ -80,11 +81,11 @@ def example(compute: str = "1e19 1e21 1e23", *, law: str = "Kaplan", loss: float
     return Shown(
         f"{says}.",
         [
-            Table(f"loss by compute and size, {law}", ("FLOPs", *(short(size) for size in SIZES), "best size"), grid),
+            Table(f"loss by compute and size, {law}", ("FLOPs", "best size", *(short(size) for size in SIZES)), grid),
             Table(f"tokens to reach a loss of {loss:g} by {law}",
                   ("parameters", "loss with infinite data", "tokens", "compute 6 N D"), reach),
             Table("best size and tokens for a budget, published rules", ("FLOPs", "rule", "parameters", "tokens",
-                  "tokens per parameter", "loss by Hoffmann"), table),
+                  "per parameter", "Hoffmann loss"), table),
             Table("budgets", ("FLOPs", "petaflop-days"), [[f"{b:.3g}", b / PETAFLOP_DAY] for b in budgets]),
         ],
         draw,

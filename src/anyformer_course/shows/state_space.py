@@ -12,6 +12,7 @@ import torch
 
 from anyformer.kernels.scan import scan
 from anyformer.look.figures import new
+from anyformer.specs.messages import quote
 from anyformer_course.shown import Shown, Table
 from anyformer_course.table import tiny
 from anyformer_course.words import read_number
@@ -22,7 +23,7 @@ def example(numbers: str = "1 0 0 2 0 0 0 3", *, selective: bool = False, dt: fl
     try:
         x = torch.tensor([read_number(each) for each in numbers.split()])
     except ValueError:
-        raise ValueError(f"numbers is {numbers!r}; give numbers with spaces between them") from None
+        raise ValueError(f"numbers is {quote(numbers)}; give numbers with spaces between them") from None
     if not 2 <= len(x) <= 24 or not 1 <= states <= 8 or dt <= 0:
         raise ValueError("give 2 to 24 numbers, 1 to 8 states, and a dt above 0")
     A = -torch.arange(1, states + 1) / 2  # every state decays at its own rate

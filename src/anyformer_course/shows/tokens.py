@@ -70,7 +70,7 @@ def example(text: str = "the cat likes the warmest mats", *, merges: int = 40, c
         return figure
 
     return Shown(
-        f"BPE: {len(text)} letters and spaces{in_bytes} become {amount(rows[-1][3], 'token')} after "
+        f"BPE: {len(text):,} letters and spaces{in_bytes} become {amount(rows[-1][3], 'token')} after "
         f"{amount(len(learned), 'merge')}; each token is one of {size} indices, and each index a vector. WordPiece: "
         f"{amount(sum(len(each[1].split()) for each in found), 'piece')}.",
         [

@@ -21,7 +21,9 @@ def example(corpus: str = STORIES, *, start: Count = 2, length: Count = 8) -> Sh
     if not any(len(line.split()) > 1 for line in lines):
         raise ValueError("give lines of at least two words; the last word of a line is not a gap")
     models = {"GPT": train("gpt", corpus), "BERT": train("bert", corpus)}
-    prompts = sorted({tuple(line.split()[:start]) for line in lines})
+    prompts = sorted({tuple(words[:start]) for line in lines if len(words := line.split()) > start})
+    if not prompts:
+        raise ValueError(f"start is {start}; no line has more words")
     rows, shown_texts = [], []
     for name, small in models.items():
         right = total = 0

@@ -53,7 +53,7 @@ def example(*lengths: int) -> Shown:
     return Shown(
         f"At {lengths[-1]:,} tokens, a token of T-D costs {ratio:.1f} times as many FLOPs as a token of T-DMCA.",
         [
-            Table("published results, our counts", ("model", "L", "test perplexity", "ROUGE-L", "parameters, our count",
+            Table("published results, our counts", ("model", "L", "test perplexity", "ROUGE-L", "our count",
                                                     "used per token"), rows),
             Table("million FLOPs per token", ("description", *(f"{each} tokens" for each in lengths)),
                   [[name, *each] for name, each in per_token.items()]),

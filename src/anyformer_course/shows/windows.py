@@ -58,7 +58,7 @@ def example(name: str = "swin-tiny", *, size: int = 224) -> Shown:
         [
             Table(
                 f"{name}, picture of {size} x {size}",
-                ("layers", "grid", "window", "shift", "pairs in windows", "pairs of full attention", "times fewer"),
+                ("layers", "grid", "window", "shift", "pairs in windows", "all pairs", "times fewer"),
                 rows,
             ),
             Table(
