@@ -33,10 +33,10 @@ except where another command is named.
 METHOD = """\
 Method: `anyformer lab run` continues after a trial that fails. If values become infinite, it names the trial
 and does not judge the claim, except where divergence is a result (norm placement, modifications, scaling laws).
-The time of masking-rate is from a crowded machine, with up to 23 trainings on the card. The ten runs at f2723f9f shared
-the card, four trainings at once, and their times are those of shared cards; others ran one experiment at a time, with at
-most eight trainings. Times of efficient attention are in
-[families.md](families.md), in-context regression in [regression.md](regression.md).
+The time of masking-rate was measured with up to 23 trainings on the card. The ten runs at f2723f9f shared
+the card, with four trainings at once; others ran one experiment at a time, with at most eight trainings.
+Times of efficient attention are in [families.md](families.md), in-context regression in
+[regression.md](regression.md).
 
 A grid of 8 trainings gives the same `results.jsonl` and the same weights, bit for bit, one after another, in
 two processes, and on two workers of Ray 2.60. A killed process, local or Ray's, is replaced and its run starts

@@ -230,8 +230,8 @@ def task_figures(rows: Sequence[Row]) -> dict[str, float]:
 def plot(rows: Sequence[Row]) -> Any:
     """Draw losses and speeds of all rows, and ranks (1 is the best), because most losses are close together. The
     better rows and the vanilla Transformer have their names."""
-    figure, axes = figures.new(3, 1, 20, 11)
     compared = sorted(compare_losses(rows, "final"), key=lambda each: each[1])
+    figure, axes = figures.new(3, 1, 20, max(4.5, 0.21 * len(compared)))
     names, ours, theirs = zip(*compared, strict=True)
     base, better = losses(rows, "final")[VANILLA], better_rows(rows)
     colors = ["C2" if name in better else "C0" for name in names]
