@@ -72,12 +72,14 @@ def printed_text(shown: Shown) -> str:
 QUOTED = re.compile(r"(?<![\w.])(?<!\w-)-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?(?!\w|[.,]\d)(?: [mb]illion)?")
 SCALES = {"": 1.0, "million": 1e6, "billion": 1e9}
 DECIMALS, PERCENTAGES = 0.2, 0.03  # relative differences between x86 with AVX-512 and with SSE: at most 16 and 1.4 %
-SOURCE = re.compile(r"\((?:the slide|the paper|published)\b[^)]*\)")  # such as (the slide: 4 days)
+SOURCE = re.compile(
+    r"\((?:the slide|the paper|published)\b[^)]*\)|\b[Ss]top \d+\.\d+"
+)  # (the slide: 4 days); Stop 4.11
 
 
 def quoted_numbers(text: str) -> list[str]:
-    """Return the numbers of a sentence that a result must contain: no years, no small integers, no names (GPT-2), and
-    nothing in a parenthesis that names a source: (the slide: 4 days)."""
+    """Return the numbers of a sentence that a result must contain: no years, no small integers, no names (GPT-2, stop
+    4.11), and nothing in a parenthesis that names a source: (the slide: 4 days)."""
     found = [each.rstrip(",") for each in QUOTED.findall(SOURCE.sub("", text))]
     return [each for each in found if not each.isdecimal() or (int(each) >= 10 and not is_year(each))]
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import inspect
 import io
 import math
+import sys
 import typing
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +81,27 @@ def show(name: str, /, *inputs: Any, **options: Any) -> Shown:
         raise ValueError(f"no worked example is called {quote(name)}; {nearest(name, names())}")
     module = importlib.import_module(f"anyformer_course.shows.{name.replace('-', '_')}")
     check_ranges(module.example, inputs, options)
-    shown = module.example(*inputs, **options)
+    with one_thread():
+        shown = module.example(*inputs, **options)
     cells = (cell for table in shown.tables for row in table.rows for cell in row)
     if not all(math.isfinite(cell) for cell in cells if isinstance(cell, float)):
         raise ValueError(f"{name}: a result is not a finite number; use less extreme inputs and options")
     return shown
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread: the models of worked examples are so small that several threads are slower."""
+    torch = sys.modules.get("torch")  # examples without tensors do not import it
+    if torch is None:
+        yield
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def check_ranges(function: Callable[..., Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> None:

@@ -1,8 +1,10 @@
 """Worked examples of lecture 2: numbers that follow from a formula, and one-line errors."""
 
 import pytest
+import torch
 
-from anyformer_course import show
+import anyformer_course.shows.mask  # noqa: F401
+from anyformer_course import show, shown
 
 pytestmark = [pytest.mark.xdist_group("course-2"), pytest.mark.usefixtures("shared_show")]
 
@@ -17,6 +19,21 @@ def test_a_causal_mask_shows_half_of_the_pairs_and_keeps_weights_normalized():
     weights = rows(shown, 2)
     assert all(sum(row[1:]) == pytest.approx(1, abs=1e-6) for row in weights)
     assert all(weight == 0 for i, row in enumerate(weights) for weight in row[i + 2 :])
+
+
+def test_examples_use_one_thread(monkeypatch):
+    threads: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr("anyformer_course.shown.check_ranges", lambda *_: None)
+        patch.setattr("anyformer_course.shows.mask.example", lambda: threads.append(torch.get_num_threads()) or 1 / 0)
+        before = torch.get_num_threads()
+        torch.set_num_threads(2)
+        try:
+            with pytest.raises(ZeroDivisionError):
+                shown.show("mask")
+            assert threads == [1] and torch.get_num_threads() == 2
+        finally:
+            torch.set_num_threads(before)
 
 
 def test_equal_words_get_equal_results_only_without_positions():

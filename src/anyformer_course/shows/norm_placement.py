@@ -1,7 +1,7 @@
 """Pre-norm and post-norm: gradients by layer before the first step of training.
 
 In post-norm the gradient of the last layers is large, which is why the first Transformers needed warm-up; in pre-norm
-it is about the same in all layers [Xiong et al. 2020].
+it becomes smaller towards the last layers [Xiong et al. 2020].
 """
 
 from __future__ import annotations

@@ -52,17 +52,17 @@ def example(pairs: str = "ac bd ca", *, ask: str = "d", steps: int = 130, seed: 
         axes[0, 1].axhline(100 / (len(LETTERS) - 1), color="gray", linestyle=":", label="chance")
         axes[0, 1].legend(frameon=False, fontsize=8, loc="center right")
         axes[0, 1].set(xlabel="shots", ylim=(0, 103))
-        axes[0, 1].set_title("right answers of 512 new texts, %", fontsize=10)
+        axes[0, 1].set_title("right answers of 512 random texts, %", fontsize=10)
         return figure
 
     return Shown(
         f"Without examples the model answers {rows[0][2]!r} ({float(probabilities[0].max()):.2f}), after "
-        f"{amount(len(shots), 'example')} {rows[-1][2]!r} ({float(probabilities[-1].max()):.2f}). On new texts "
+        f"{amount(len(shots), 'example')} {rows[-1][2]!r} ({float(probabilities[-1].max()):.2f}). On random texts "
         f"{100 * float(right[0]):.0f} % of its "
         f"answers are right without examples and {100 * float(right[-1]):.0f} % after {PAIRS - 1}.",
         [
             Table("your prompt", ("shots", "prompt", "answer", *(f"p({letter})" for letter in LETTERS)), rows),
-            Table("512 new texts", ("shots", "right answers"), [[i, each] for i, each in enumerate(right.tolist())]),
+            Table("512 random texts", ("shots", "right answers"), [[i, each] for i, each in enumerate(right.tolist())]),
         ],
         draw,
     )
