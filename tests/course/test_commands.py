@@ -58,8 +58,8 @@ def test_course_runs_a_stop(run: Run, sample: lesson.Lesson, tmp_path: Path) -> 
 
 
 def test_course_names_its_own_flag_if_a_table_is_cut(run: Run) -> None:
-    assert "more columns; --browser shows all" in run("course", "2.20")[1]
-    assert "more columns; --json prints all" in run("show", "norm")[1]
+    assert "more columns; --browser shows all" in run("course", "3.39")[1]
+    assert "more columns; --json prints all" in run("show", "pretrained")[1]
 
 
 def test_course_runs_the_change(run: Run, sample: lesson.Lesson) -> None:

@@ -106,3 +106,18 @@ def test_the_longest_context_of_each_year():
     models = rows(show("context"), "context")
     for year, tokens, _ in years:
         assert tokens == max(row[2] for row in models if row[1].startswith(year))
+
+
+def test_the_order_of_the_steps_is_that_of_the_models():
+    gpt1, gpt2 = (row[1:] for row in rows(show("draw", "gpt1 gpt2"), "layers"))
+    assert gpt1 == ["decoder", 12, "masked attention, add, norm, feedforward, add, norm"]
+    assert gpt2 == ["decoder", 12, "norm, masked attention, add, norm, feedforward, add"]
+    encoder, decoder = (row[1:3] for row in rows(show("draw", "transformer-base"), "layers"))
+    assert (encoder, decoder) == (["encoder", 6], ["decoder", 6])
+
+
+def test_the_tree_has_the_depth_of_each_word():
+    shown = show("relative", "The dog chased another dog", parents=[1, 2, -1, 4, 2])
+    assert [row[1:] for row in rows(shown, "tree")] == [
+        ["dog", 2], ["chased", 1], ["(root)", 0], ["dog", 2], ["chased", 1]
+    ]  # fmt: skip

@@ -53,7 +53,7 @@ def example(text: str = "the cat sat on the mat", *, kv_heads: int = 4, seed: in
         "step",
         "word",
         "tokens computed",
-        "tokens without a cache",
+        "without cache",
         "bytes in the cache",
         "FLOPs",
         "FLOPs without",

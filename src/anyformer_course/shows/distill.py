@@ -54,7 +54,7 @@ def example(
             axes[0, 1].bar([i + shift for i in range(len(words))], [row[column] for row in words], 0.4, label=label)
         axes[0, 1].set_xticks(range(len(words)), [row[0] for row in words])
         axes[0, 1].set_title(f"next word after '{text}'", fontsize=9)
-        axes[0, 1].legend(fontsize=8)
+        axes[0, 1].legend(fontsize=8, loc="lower right")
         return figure
 
     return Shown(

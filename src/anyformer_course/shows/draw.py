@@ -25,12 +25,39 @@ def example(names: str = "transformer-base", *, depth: int = 3) -> Shown:
     tables = {name: count.table(depth) for name, count in counts.items()}
     parts = list(dict.fromkeys(part for table in tables.values() for part in table))
     rows = [[part, *(table.get(part) for table in tables.values())] for part in parts]
+    layers = [[name, *row] for name in models for row in layer_steps(af.spec(name))]
     totals = " and ".join(f"{name} has {count.parameters:,}" for name, count in counts.items())
     return Shown(
         f"{totals} parameters in {len(parts)} {'kind' if len(parts) == 1 else 'kinds'} of parts.",
-        [Table("parameters by part", ("part", *models), [*rows, ["total", *(c.parameters for c in counts.values())]])],
+        [
+            Table(
+                "parameters by part", ("part", *models), [*rows, ["total", *(c.parameters for c in counts.values())]]
+            ),
+            *([Table("layers", ("model", "stack", "layers", "one layer, in order"), layers)] if layers else []),
+        ],
         lambda: figure(af.draw(*models).figure),
     )
+
+
+def layer_steps(spec: Any) -> list[list[Any]]:
+    """Return stack, number of layers and the steps of one layer, if all layers of the stack are equal."""
+    from anyformer.parts.mask import Causal
+    from anyformer.stacks.block import Block
+    from anyformer.stacks.sublayer import Sublayer
+
+    rows = []
+    for stack in ("encoder", "decoder"):
+        block = getattr(part := getattr(spec, stack, None), "layers", None)
+        if not isinstance(block, Block) or not all(isinstance(step, Sublayer) for _, step in block.items()):
+            continue
+        steps: list[str] = []
+        for name, step in block.items():
+            masked = "masked " if isinstance(getattr(step.op, "mask", None), Causal) else ""
+            order = ((step.pre_norm, "norm"), (True, masked + name), (step.post_norm, "norm"), (True, "add"),
+                     (step.out_norm, "norm"))  # fmt: skip
+            steps += [word for used, word in order if used]
+        rows.append([stack, part.depth, ", ".join(steps)])
+    return rows
 
 
 def figure(drawing: Any) -> Any:

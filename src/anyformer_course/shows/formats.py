@@ -50,7 +50,8 @@ def example(
         rows.append([task, line, ", ".join(f"{label} {p:.2f}" for label, p in zip(labels, scores, strict=True))])
     pairs, swapped = similarity(text, second), similarity(second, text)
     score, reverse = (float(head[1] @ sum(state for _, state in each)) for each in (pairs, swapped))
-    rows += [["similarity", line, f"sum of states: score {score:.3f}"] for line, _ in pairs]
+    states_read = "sum of both states" if both_orders else "one state"
+    rows += [["similarity", line, f"{states_read}: score {score:.3f}"] for line, _ in pairs]
     choices = [read(text, answer) for answer in (second, third)]
     chances = torch.cat([head[1] @ state for _, state in choices]).softmax(0).tolist()
     rows += [["multiple choice", line, f"{p:.2f}"] for (line, _), p in zip(choices, chances, strict=True)]

@@ -48,10 +48,10 @@ def example(text: str = "the cat sat on the mat", *, heads: int = 4, width: int 
         [
             Table(
                 "the word that each word attends to most, and its weight",
-                ("word", *(f"head {h}" for h in range(heads))),
+                ("head", *words),
                 [
-                    [word, *(f"{words[int(most.indices[h, i])]} {float(most.values[h, i]):.2f}" for h in range(heads))]
-                    for i, word in enumerate(words)
+                    [h, *(f"{words[int(most.indices[h, i])]} {float(most.values[h, i]):.2f}" for i in range(T))]
+                    for h in range(heads)
                 ],
             ),
             Table("shapes", ("tensor", "shape"), shapes),

@@ -53,9 +53,9 @@ def example(
         f"by {rows[3][-1]:.2f}. (x - mean) / sqrt(variance + eps) by hand differs from LayerNorm by {tiny(error)}.",
         [
             Table(
-                f"{len(words)} words of {len(texts)} texts, {width} channels",
-                ("norm", "largest |mean| of a word", "deviation of a word, from", "to", "largest |mean| of a channel",
-                 "deviation of a channel, from", "to", "change by another text"),
+                f"{len(words)} words of {len(texts)} texts, {width} channels: largest |mean| of a word, its deviation "
+                "from the least to the largest, the same of a channel, and the change by another text",
+                ("norm", "word: mean", "deviation", "to", "channel: mean", "deviation", "to", "change"),
                 rows,
             ),
             Table("LayerNorm", ("word", *map(str, range(width))), label_rows(words, results["LayerNorm"])),

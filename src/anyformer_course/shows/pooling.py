@@ -49,6 +49,7 @@ def example(text: str = "win a free prize now", *, take: str = "first", labels: 
         figure, axes = new(2, 1, 8, 0.8 + 0.25 * len(tokens), sharey=True)
         for axis, column, title in zip(axes[0], (1, 2), ("last layer", "first layer"), strict=True):
             axis.barh([f"{i} {plain(token)}" for i, token in enumerate(tokens)][::-1], [r[column] for r in rows][::-1])
+            axis.locator_params(axis="x", nbins=5)
             axis.set_title(f"change without the token in the {title}", fontsize=9)
             axis.tick_params(labelsize=7)
         return figure

@@ -28,6 +28,7 @@ def example(
     """Compute the three biases of a `head`. `clip`: largest distance of Shaw's vectors. `parents`: the index of each
     word's head in the dependency tree, -1 for the root."""
     from anyformer.parts.position.bias import Alibi, BucketedBias
+    from anyformer.parts.position.dependency_tree import depths
     from anyformer.specs.part import Site
 
     words, x = vectors(text, 4, seed)
@@ -46,6 +47,11 @@ def example(
         "ALiBi": alibi.fall(distance[None])[0, head],
         "Shaw": torch.einsum("tk,tsk->ts", x, table[clipped + clip]) / 2,  # q a / sqrt(K), with x as queries
     }
+    in_tree = []
+    if parents is not None:
+        above = ["(root)" if parent < 0 else words[parent] for parent in parents]
+        levels = depths(head_indices(parents))[0].tolist()
+        in_tree = [Table("tree", ("word", "below", "depth"), [*map(list, zip(words, above, levels))])]
     far = sorted({int(value) for value in distance.flatten()})
     by_distance = [
         [d, int(t5.bucket(torch.tensor(d))), float(t5.table.weight[t5.bucket(torch.tensor(d)), head]),
@@ -62,6 +68,7 @@ def example(
         f"{amount(len({row[4] for row in by_distance}), 'vector')} of Shaw; ALiBi's slope is "
         f"{float(alibi.slopes()[head]):.4f}.",
         [
+            *in_tree,
             Table("by distance", ("distance", "T5 bucket", "T5 bias", "ALiBi bias", "Shaw's vector"), by_distance),
             *(
                 Table(f"{name}: added to the scores", ("word", *words), label_rows(words, bias))
@@ -78,5 +85,9 @@ def tree(parents: Sequence[int], number: int) -> Tensor:
 
     if len(parents) != number:
         raise ValueError(f"parents has {len(parents)} entries for {number} words; give the index of each word's head")
-    heads = torch.tensor([[i if parent < 0 else parent for i, parent in enumerate(parents)]])
-    return distances(heads)[0]
+    return distances(head_indices(parents))[0]
+
+
+def head_indices(parents: Sequence[int]) -> Tensor:
+    """(1, T) the index of each word's head; the root points at itself."""
+    return torch.tensor([[i if parent < 0 else parent for i, parent in enumerate(parents)]])

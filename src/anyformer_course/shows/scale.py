@@ -1,7 +1,7 @@
-"""Why sqrt(K): products of longer vectors are larger, and softmax of large scores has one weight near 1.
+"""Why sqrt(dk): products of longer vectors are larger, and softmax of large scores has one weight near 1.
 
-A random query is compared with 16 random keys of K numbers, many times. With the division by sqrt(K), the scores have
-the same size for every K.
+A random query is compared with 16 random keys of dk numbers, many times. With the division by sqrt(dk), the scores have
+the same size for every dk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from anyformer_course.shown import Shown, Table
 
 
 def example(widths: str = "4 16 64 256", *, keys: Count = 16, samples: Count = 2000, seed: int = 0) -> Shown:
-    """Measure scores, weights and gradients with and without 1 / sqrt(K) for each K in `widths`."""
+    """Measure scores, weights and gradients with and without 1 / sqrt(dk) for each dk in `widths`."""
     try:
         sizes = [int(each) for each in str(widths).split()]
     except ValueError:
@@ -37,21 +37,21 @@ def example(widths: str = "4 16 64 256", *, keys: Count = 16, samples: Count = 2
             largest[K, divisor == 1.0], slopes[K, divisor == 1.0] = float(weights.max(-1).values.mean()), float(slope)
         pairs = [(each[K, True], each[K, False]) for each in (largest, slopes)]
         rows.append([K, float(products.std()), *pairs[0], *pairs[1]])
-    columns = ("K", "deviation of q k", "largest weight", "largest weight, divided", "gradient", "gradient, divided")
+    columns = ("dk", "deviation of q k", "largest weight", "largest weight, divided", "gradient", "gradient, divided")
 
     def draw() -> Any:
         figure, axes = figures.new(2, 1, 8, 3.2)
         for i, (title, unscaled, scaled) in enumerate((("largest weight", 2, 3), ("gradient of softmax", 4, 5))):
             axes[0, i].plot(sizes, [row[unscaled] for row in rows], "o-", label="q k")
-            axes[0, i].plot(sizes, [row[scaled] for row in rows], "s-", label="q k / sqrt(K)")
-            axes[0, i].set(xscale="log", xlabel="K", title=title, ylim=(0, None))
+            axes[0, i].plot(sizes, [row[scaled] for row in rows], "s-", label="q k / sqrt(dk)")
+            axes[0, i].set(xscale="log", xlabel="dk", title=title, ylim=(0, None))
             axes[0, i].set_xticks(sizes, [str(size) for size in sizes])
             axes[0, i].legend(frameon=False)
         return figure
 
     K = sizes[-1]
     return Shown(
-        f"Products of vectors of {K} numbers have a deviation of {rows[-1][1]:.1f} (sqrt(K) is {math.sqrt(K):.1f}); "
+        f"Products of vectors of {K} numbers have a deviation of {rows[-1][1]:.1f} (sqrt(dk) is {math.sqrt(K):.1f}); "
         f"the largest of {keys} weights is {largest[K, True]:.2f} on average, and {largest[K, False]:.2f} after the "
         f"division. The gradient of a weight is {slopes[K, True]:.3f}, and {slopes[K, False]:.3f} after the division.",
         [Table(f"a query and {keys} keys, mean of {samples} draws", columns, rows)],
