@@ -73,10 +73,10 @@ def example(
                 ["1. pretraining", len(set(STORIES.splitlines())), STAGES[model], pretraining_loss(small, model)],
                 ["2. fine-tuning", int(used.sum()), "spam or not", losses[-1]],
             ]),
-            Table("results", ("mails", "number", "right"), [
+            Table("results", ("mails", "number", "share right"), [
                 ["labelled", int(used.sum()), seen], ["others", int((~used).sum()), unseen]
             ]),
-            Table("what is trained", ("trained", "loss", "other mails right"), [
+            Table("what is trained", ("trained", "loss", "share of other mails right"), [
                 [way, ways[way][2][-1], float(share)] for way, share in shares.items()
             ]),
             Table("relative change of the weights", ("part", "parameters", "change"), moved),
