@@ -55,8 +55,8 @@ def example(tokens: int = 64, *, window: int = 4, first: int = 1, random: int = 
     return Shown(
         f"Big Bird's pattern keeps {bird[2]:.0%} of the pairs and connects all tokens in {bird[4]} layers; the window "
         f"alone needs {by_name['window'][4]}.",
-        [Table(f"{tokens} tokens", ("pattern", "pairs", "share of all pairs", "pairs per token",
-                                    "layers that connect all tokens"), rows)],
+        [Table(f"{tokens} tokens", ("pattern", "pairs", "share", "pairs per token",
+                                    "layers to connect all"), rows)],
         draw,
     )  # fmt: skip
 
