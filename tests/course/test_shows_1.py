@@ -142,3 +142,8 @@ def test_fine_tuning_a_generator_adds_nothing_and_lowers_the_loss():
 def test_electra_is_ahead_of_bert_at_equal_compute():
     pairs = [each for each in show("electra").tables[0].rows if each[-1] == 1]
     assert len(pairs) == 3 and all(each[6] > 0 for each in pairs)
+
+
+def test_shared_layers_are_counted_as_often_as_they_are_used():
+    layers = {row[0]: row[3] for row in show("pretrained", "albert-xxlarge t5-11b bert-base").tables[0].rows}
+    assert layers == {"albert-xxlarge": 12, "t5-11b": 48, "bert-base": 12}

@@ -55,6 +55,11 @@ def test_one_pass_gives_the_probabilities_of_word_by_word():
     assert factors[-1][2] == pytest.approx(factors[0][1] * factors[1][1] * factors[2][1])
 
 
+def test_a_prompt_is_read_in_one_pass():
+    (*_, mixed) = rows(show("chain", "a b c d", steps=0), 1)
+    assert "2 words" in mixed[0] and mixed[1:] == [2, 3 + 4], "the pass over the prompt gives the third word"
+
+
 def test_a_switch_router_drops_words_beyond_the_capacity_and_learns_only_through_p():
     shown = show("switch", capacity=0.5)
     assert all(gets == min(wanted, room) for _, wanted, gets, room in rows(shown, 1))

@@ -21,7 +21,7 @@ from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import decoder, number
 from anyformer_course.shows._trained import spell
 from anyformer_course.shows.cross import description, shift
-from anyformer_course.table import tiny
+from anyformer_course.table import amount, tiny
 from anyformer_course.words import split
 
 TRANSLATIONS = {
@@ -62,6 +62,8 @@ def example(
         axes[0, 1].set_title("distribution over the vocabulary", fontsize=10)
         return figure
 
+    T, prompt = len(words), 0 if source else len(words) // 2
+    mixed = [[f"mixed: a prompt of {amount(prompt, 'word')} at once", T - prompt, sum(range(prompt + 1, T + 1))]]
     given = ", source" if source else ""
     return Shown(
         f"p({'text | ' + source if source else 'text'}) = {math.exp(total):.3g}, log p = {total:.2f}; one pass and "
@@ -77,8 +79,8 @@ def example(
                 ],
             ),
             Table("passes", ("mode", "passes", "words read"), [
-                ["all at once (training)", 1, len(words)],
-                ["one by one (generation)", len(words), len(words) * (len(words) + 1) // 2],
+                ["all at once (training)", 1, T], ["one by one (generation)", T, T * (T + 1) // 2],
+                *(mixed if prompt else []),
             ]),
         ],
         draw,

@@ -112,8 +112,9 @@ def example(names: str = "lenet-5 alexnet vgg-16 googlenet resnet-50", *, size: 
     most, least = max(rows, key=lambda row: row[3]), min(rows[1:] or rows, key=lambda row: row[3])
     return Shown(
         f"{most[0]} has {most[3]:,} parameters, {most[5]:.0f} % of them in dense layers; {least[0]} has {least[3]:,}.",
-        [Table(f"pictures of {size} x {size} pixels", ("network", "year", "layers", "parameters", "published",
-         "% dense", "multiply-adds", "top-5 error, %"), rows)],
+        [Table(f"pictures of {size} x {size} pixels (LeNet-5: 32 x 32); errors of groups of networks",
+         ("network", "year", "layers", "parameters", "published", "% dense", "multiply-adds", "top-5 error, %"),
+         rows)],
         draw,
     )  # fmt: skip
 

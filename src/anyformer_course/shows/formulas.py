@@ -36,7 +36,10 @@ def example(name: str = "gpt2", *, length: int = 1024, causal: bool = False) -> 
     total = parameters[-1]
     return Shown(
         f"{name} has {total.exact:,} parameters; the formulas give {total.lecture:,}.",
-        [table("parameters", parameters), table(f"FLOPs per token in a text of {length:,} tokens", tokens)],
+        [
+            table("parameters; formulas of a layer, times the number of layers", parameters),
+            table(f"FLOPs per token in a text of {length:,} tokens, in all layers", tokens),
+        ],
         draw,
     )
 

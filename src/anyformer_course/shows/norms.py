@@ -46,7 +46,13 @@ def example(numbers: str = "1 2 3 6", *, branch: float = 0.5, layers: Count = 24
     names = list(results)
     errors = [float((results[names[i]] - each).abs().max()) for i, each in zip((1, 3), library, strict=True)]
     rows = [
-        [name, *each.tolist(), *map(float, (each.mean(), each.var(correction=0), each.square().mean().sqrt()))]
+        [
+            name,
+            *each.tolist(),
+            round(float(each.mean()), 6),
+            float(each.var(correction=0)),
+            float(each.square().mean().sqrt()),
+        ]
         for name, each in results.items()
     ]
 

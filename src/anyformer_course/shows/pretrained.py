@@ -18,10 +18,15 @@ from anyformer_course.pictures.published_figures import published_models
 from anyformer_course.shown import Shown, Table
 
 KINDS = {"encoder": "o", "decoder": "s", "encoder-decoder": "^"}
-COLUMNS = (  # of the table, and their index in a row
-    ("model", 0), ("layers", 3), ("width", 4), ("feed-forward", 12), ("published N", 5), ("our count", 6), ("FLOPs", 7),
-    ("date", 1), ("6 N D", 8), ("used by a token", 9), ("kind", 2), ("heads", 10), ("training tokens", 11),
-)  # fmt: skip
+TABLES = {  # titles; columns, and their index in a row
+    "shapes": (
+        ("model", 0), ("date", 1), ("kind", 2), ("layers", 3), ("width", 4), ("feed-forward", 12), ("heads", 10),
+    ),
+    "parameters N and compute, published and counted": (
+        ("model", 0), ("published N", 5), ("our count", 6), ("used by a token", 9), ("FLOPs", 7), ("6 N D", 8),
+        ("tokens D", 11),
+    ),
+}  # fmt: skip
 
 
 def example(names: str = "gpt1 bert-base bert-large gpt2-xl t5-11b gpt3-175b") -> Shown:
@@ -67,7 +72,10 @@ def example(names: str = "gpt1 bert-base bert-large gpt2-xl t5-11b gpt3-175b") -
         f"{last[0]} has {factor:,.{0 if factor >= 10 else 1}f} times the parameters of {first[0]}, and a token uses "
         f"{last[9]:,}. Our count differs most from the published figure for {worst[0]}: {worst[6]:,} and "
         f"{worst[5]:,.0f}.",
-        [Table("published and counted", [name for name, _ in COLUMNS], [[row[i] for _, i in COLUMNS] for row in rows])],
+        [
+            Table(title, [name for name, _ in columns], [[row[i] for _, i in columns] for row in rows])
+            for title, columns in TABLES.items()
+        ],
         draw,
     )  # fmt: skip
 
@@ -78,4 +86,4 @@ def shape(spec: Any) -> tuple[int, int, int | None, int | None]:
     stacks = [parts[name] for name in ("encoder", "decoder") if name in parts]
     heads = next((part.num_heads for _, part in walk(spec) if isinstance(part, HasHeads)), None)
     inner = next((part.width for _, part in walk(spec) if isinstance(part, (MLP, GatedMLP))), None)
-    return sum(stack.depth for stack in stacks), spec.width, heads, inner
+    return sum(len(stack.order or range(stack.depth)) for stack in stacks), spec.width, heads, inner

@@ -54,9 +54,8 @@ def example(
     reads = [[generator.tokens[int(i)] for i in each[0]] for each in (masked, filled)]
     first = list(zip(words, *reads, labels, by_word.tolist(), strict=True))
     return Shown(
-        f"Of {amount(number, 'masked word')} the generator fills {100 * kept:.0f} % as they were. BERT learns from "
-        f"{number} of "
-        f"{T} positions, ELECTRA from all {T}.",
+        f"In {amount(draws, 'draw')} of {amount(number, 'masked word')} the generator fills {100 * kept:.0f} % as they "
+        f"were. BERT learns from {number} of {T} positions, ELECTRA from all {T}.",
         [
             Table("the first draw", ("word", "generator reads", "discriminator reads", "label", "share replaced"),
                   first),
