@@ -60,7 +60,8 @@ def example(model: str = "Reka Core") -> Shown:
         + (f" ({', '.join(first)})" if first else "")
         + f"; its mean rank is {sum(row[2] for row in placed) / len(placed):.1f}.",
         [
-            Table("as published", ("benchmark", *MODELS), [[name, *row] for name, row in PUBLISHED.items()]),
+            Table("as published", ("model", *PUBLISHED),
+                  [[name, *(row[i] for row in PUBLISHED.values())] for i, name in enumerate(MODELS)]),
             Table(f"{model}, published scores", ("benchmark", "score", "rank", "of", "best", "best model"), ranks),
             Table(f"{model} against each rival", ("rival", "both tested", "ahead in", "share", "mean difference"),
                   wins),
