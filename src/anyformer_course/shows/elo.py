@@ -32,10 +32,12 @@ def example(ratings: str = "A:1250 B:1200 C:1150 D:1000", *, votes: int = 3000, 
     wins = torch.zeros(len(names), len(names))
     wins.index_put_((torch.where(won, first, second), torch.where(won, second, first)), torch.ones(votes), True)
     found = fit(wins) + real.mean()
-    rows = [[name, true[name], float(found[i]), float(found[i] - real[i]), int(wins[i].sum()), int(wins[:, i].sum())]
+    rounded = [round(each) for each in found.tolist()]
+    rows = [[name, true[name], rounded[i], float(found[i] - real[i]), int(wins[i].sum()), int(wins[:, i].sum())]
             for i, name in enumerate(names)]  # fmt: skip
     best, next_best = sorted(range(len(names)), key=lambda i: -float(found[i]))[:2]
-    p = float(chance(found[best] - found[next_best]))
+    lead = rounded[best] - rounded[next_best]
+    p = float(chance(torch.tensor(float(lead))))
 
     def draw() -> Any:
         figure, axes = new(2, 1, 10, 3.6)
@@ -50,9 +52,8 @@ def example(ratings: str = "A:1250 B:1200 C:1150 D:1000", *, votes: int = 3000, 
         return figure
 
     return Shown(
-        f"{votes:,} votes rate {names[best]} at {float(found[best]):.0f} and {names[next_best]} at "
-        f"{float(found[next_best]):.0f}; a difference of {float(found[best] - found[next_best]):.0f} means that "
-        f"{names[best]} wins {100 * p:.0f} % of their duels.",
+        f"{votes:,} votes rate {names[best]} at {rounded[best]} and {names[next_best]} at {rounded[next_best]}; "
+        f"a difference of {lead} means that {names[best]} wins {100 * p:.0f} % of their duels.",
         [
             Table("ratings", ("model", "true", "from the votes", "error", "wins", "losses"), rows),
             Table("chance to win by difference", ("difference", "chance"),

@@ -9,6 +9,7 @@ from anyformer.specs.messages import quote
 from anyformer_course.shown import Shown, Table
 
 MODELS = ("Reka Core", "Reka Flash", "GPT-4", "Claude 3 Opus", "Claude 3 Sonnet", "Gemini Ultra", "Gemini Pro 1.5")
+SHORT = {"Reka Core": "Core", "Reka Flash": "Flash", "Gemini Pro 1.5": "Gemini 1.5"}  # in the widest table
 # as printed [Ormazabal et al. 2024, table 5]; None: not tested or not published
 PUBLISHED: dict[str, tuple[float | None, ...]] = {
     "MMLU": (83.2, 75.9, 86.4, 86.8, 79.0, 83.7, 81.9),
@@ -17,7 +18,7 @@ PUBLISHED: dict[str, tuple[float | None, ...]] = {
     "GPQA": (38.2, 34.0, 38.1, 50.2, 39.1, 35.7, 41.5),
     "MMMU": (56.3, 53.3, 56.8, 59.1, 53.1, 59.4, 58.5),
     "VQAv2": (78.1, 78.4, 77.2, None, None, 77.8, 73.2),
-    "Perception test": (59.3, 56.4, None, None, None, 54.7, 51.1),
+    "Perception": (59.3, 56.4, None, None, None, 54.7, 51.1),
 }
 
 
@@ -60,7 +61,8 @@ def example(model: str = "Reka Core") -> Shown:
         + (f" ({', '.join(first)})" if first else "")
         + f"; its mean rank is {sum(row[2] for row in placed) / len(placed):.1f}.",
         [
-            Table("as published", ("benchmark", *MODELS), [[name, *row] for name, row in PUBLISHED.items()]),
+            Table("as published; Core and Flash are Reka's", ("benchmark", *(SHORT.get(name, name) for name in MODELS)),
+                  [[name, *row] for name, row in PUBLISHED.items()]),
             Table(f"{model}, published scores", ("benchmark", "score", "rank", "of", "best", "best model"), ranks),
             Table(f"{model} against each rival", ("rival", "both tested", "ahead in", "share", "mean difference"),
                   wins),

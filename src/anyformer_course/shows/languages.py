@@ -64,7 +64,7 @@ def example(languages: str = "all", *, mining: str = "bridge", bridges: int = 1)
         f"{chosen[2]:,} of them, {100 * chosen[3]:.0f} %.",
         [
             Table("data by way of mining", ("mining", "pairs", "directions", "share of all directions",
-                                            "pairs on the way between two languages, at most"), rows),
+                                            "steps of the longest way"), rows),
             Table("families", ("family", "languages", "bridges", "pairs inside", "codes"), inside),
             Table(f"partners with data, {mining} mining", ("language", "partners"),
                   [[code, int(row.sum())] for code, row in zip(codes[:12], data[mining])]),

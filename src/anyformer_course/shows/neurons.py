@@ -58,7 +58,7 @@ def example(text: str = "once upon a time", *, layer: int = 2, top: Count = 5) -
         f"adds {rows[0][2]:.2f} to its score, all {len(every)} neurons together {float(every.sum()):.2f}.",
         [
             Table(f"the {len(rows)} neurons of layer {layer} with the largest share",
-                  ("neuron", "activation here", "added to the score", "largest activation", "... after the words",
+                  ("neuron", "activation here", "added to score", "largest", "... after the words",
                    "makes more likely"), rows),
             Table("all neurons of the layer", ("what", "number"), [
                 ["neurons", len(every)], ["active (above 0.1)", int((activations > 0.1).sum())],

@@ -1,7 +1,7 @@
-"""Why attention over pixels is slow: operations and memory traffic of networks that differ in one layer.
+"""Why attention over pixels is slow: operator calls and memory traffic of networks that differ in one layer.
 
-The same ResNet with 3 x 3 convolutions, with local relations (LR-Net) or with stand-alone self-attention. Operations
-and bytes are counted while the networks read one picture.
+The same ResNet with 3 x 3 convolutions, with local relations (LR-Net) or with stand-alone self-attention. Calls of
+PyTorch operators and the bytes that they write are counted while the networks read one picture.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ NAMES = ("resnet-26", "lr-net-26", "sasa-resnet-26", "resnet-50", "lr-net-50", "
 
 
 class Traffic(TorchDispatchMode):
-    """Counts the operations of a pass and the bytes that they write; views write nothing."""
+    """Counts the operator calls of a pass and the bytes that they write; views write nothing."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.operations, self.bytes = 0, 0
+        self.calls, self.bytes = 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if not func.is_view:
-            self.operations += 1
+            self.calls += 1
             self.bytes += sum(4 * each.numel() for each in tree_leaves(result) if isinstance(each, torch.Tensor))
         return result
 
@@ -51,12 +51,12 @@ def example(names: str = "resnet-26 lr-net-26 sasa-resnet-26", *, side: int = 64
         with torch.no_grad(), Traffic() as traffic:
             model(pixel_values=pixels)
         counted = af.count(spec)
-        rows.append([name, counted.parameters, counted.flops(1), traffic.operations, traffic.bytes / 2**20])
+        rows.append([name, counted.parameters, counted.flops(1), traffic.calls, traffic.bytes / 2**20])
     ratios = [[row[0], *(value / first for value, first in zip(row[1:], rows[0][1:], strict=True))] for row in rows]
 
     def draw() -> Any:
         figure, axes = new(1, 1, 9, 3.8)
-        titles = ("parameters", "FLOPs", "operations", "bytes written")
+        titles = ("parameters", "FLOPs", "operator calls", "bytes written")
         for i, (name, *values) in enumerate(ratios):
             axes[0, 0].bar([x + 0.8 / len(ratios) * i for x in range(4)], values, 0.8 / len(ratios), label=name)
         axes[0, 0].set_xticks([x + 0.3 for x in range(4)], titles)
@@ -71,8 +71,8 @@ def example(names: str = "resnet-26 lr-net-26 sasa-resnet-26", *, side: int = 64
         ) + "." if len(rows) > 1 else f"{rows[0][0]} writes {rows[0][4]:.0f} MiB per picture.",
         [
             Table(f"one picture of {side} x {side}",
-                  ("network", "parameters", "FLOPs", "operations", "MiB written"), rows),
-            Table(f"relative to {rows[0][0]}", ("network", "parameters", "FLOPs", "operations", "bytes written"),
+                  ("network", "parameters", "FLOPs", "operator calls", "MiB written"), rows),
+            Table(f"relative to {rows[0][0]}", ("network", "parameters", "FLOPs", "operator calls", "bytes written"),
                   ratios),
         ],
         draw,

@@ -16,7 +16,7 @@ from anyformer.look.figures import new
 from anyformer_course.shown import Shown, Table
 from anyformer_course.words import split
 
-END, START, TRANSLATE, TRANSCRIBE, NO_TIMES, FIRST_TIME = 50257, 50258, 50358, 50359, 50363, 50364
+END, START, TRANSLATE, TRANSCRIBE, NO_SPEECH, NO_TIMES, FIRST_TIME = 50257, 50258, 50358, 50359, 50362, 50363, 50364
 STEP = 0.02  # seconds between two time tokens
 
 
@@ -47,6 +47,10 @@ def example(text: str = "once upon a time", *, language: str = "en", task: str =
     rows += [*before, *([word, None, "predicted: text"] for word in words), *after, [names[END], END, "predicted: end"]]
     every = [[asked, with_times, *(str(number) for number in pad(prompt(asked, with_times)))]
              for asked in ("transcribe", "translate") for with_times in (False, True)]  # fmt: skip
+    every += [  # tasks whose answer is the second token
+        ["find the language", None, str(START), f"predicted: {known[f'<|{language}|>']}", "", ""],
+        ["find silence", None, str(START), f"predicted: {NO_SPEECH}", "", ""],
+    ]
 
     def draw() -> Any:
         figure, axes = new(1, 1, max(0.95 * len(rows), 7), 2.2)
