@@ -67,7 +67,7 @@ def fitting_columns(table: Table, width: int) -> list[int]:
     for i, name in enumerate(table.columns):
         longest = max([len(str(name)), *(len(number(row[i])) for row in table.rows[:TERMINAL_ROWS])])
         needed = longest if is_numeric(table, i) else min(longest, TEXT_WIDTH)
-        used += needed + 3  # padding and the line between columns
+        used += needed + (3 if columns else 0)  # the space between columns
         if used > width and len(columns) > 1:
             break
         columns.append(i)
