@@ -91,11 +91,11 @@ def test_numbers(value: Any, text: str) -> None:
 
 def test_wide_and_long_tables_are_cut_in_the_terminal() -> None:
     wide = Table("t", ("word", *(f"column {i}" for i in range(30))), [["cat", *range(30)]] * 30)
-    assert render.fitting_columns(wide, 60) == [0, 1, 2, 3, 4]
+    assert render.fitting_columns(wide, 60) == [0, 1, 2, 3, 4, 5]
     assert render.fitting_columns(Table("t", ("a", "b"), [["x" * 99, "y" * 99]]), 60) == [0, 1]  # words wrap
     _, drawn, note = render.terminal_table(wide, 60)
     assert Console(width=200).measure(drawn).maximum <= 60
-    assert note.plain == "... 26 more columns and 6 more rows; --json prints all"
+    assert note.plain == "... 25 more columns and 6 more rows; --json prints all"
 
 
 def test_text_of_lessons_as_html() -> None:

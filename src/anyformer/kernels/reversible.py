@@ -16,9 +16,9 @@ from anyformer.kernels.capture import can_read_values
 
 
 class RewindableLayer(Protocol):
-    """A layer whose input can be computed from its output. With a list in `starts`, a call appends to it."""
+    """A layer whose input can be computed from its output. With a list in `step_starts`, a call appends to it."""
 
-    starts: list[StepStart] | None
+    step_starts: list[StepStart] | None
 
     def __call__(self, x: Tensor, ctx: Any) -> Tensor: ...
 
@@ -97,10 +97,10 @@ class RewindFunction(torch.autograd.Function):
         saved.half = {"enabled": torch.is_autocast_enabled(kind), "dtype": torch.get_autocast_dtype(kind)}
         saved.layers, saved.ctx, saved.parameters, saved.starts = layers, ctx, parameters, []
         for layer in layers:
-            layer.starts = []
+            layer.step_starts = []
             x = layer(x, ctx)
-            saved.starts.append(layer.starts)
-            layer.starts = None
+            saved.starts.append(layer.step_starts)
+            layer.step_starts = None
         saved.save_for_backward(x)
         return x
 

@@ -37,15 +37,15 @@ class Reversible(Block, sees="itself", called=("RevNet", "reversible residual"))
 
 
 class ReversibleModule(BlockModule, of=Reversible):
-    starts: list[StepStart] | None = None  # of each step, if the backward pass recomputes its input
+    step_starts: list[StepStart] | None = None  # of each step, if the backward pass recomputes its input
 
     def __init__(self, part: Reversible, site: Site) -> None:
         super().__init__(part, dataclasses.replace(site, width=site.width // 2))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         for step in self.active_steps(ctx):
-            if self.starts is not None:
-                self.starts.append(StepStart.save(x, ctx.shared))
+            if self.step_starts is not None:
+                self.step_starts.append(StepStart.save(x, ctx.shared))
             joined, read = x.chunk(2, -1)
             x = torch.cat((read, step(read, ctx, joined)), -1)
         return x
