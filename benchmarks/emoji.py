@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 import anyformer as af
+from anyformer.data import JSONLines
+from anyformer.train.run import read_run
 
 
 def ranks(scores: np.ndarray, names: list[str]) -> np.ndarray:
@@ -39,14 +41,18 @@ def main() -> None:
     options = parser.parse_args()
     folder = Path(options.data) / "image_text_emoji"
     pictures = list(np.load(folder / "emoji32.npz")["images"])
-    with gzip.open(folder / "captions.jsonl.gz", "rt", encoding="utf-8") as file:
+    captions = folder / "captions.jsonl.gz"
+    with gzip.open(captions, "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     model: Any = af.tasks.open_model(options.run, device=options.device, batch=256)
     images = np.stack(af.tasks.embed_image(model, pictures))
     names = [row["name"] for row in rows]
     texts = np.stack(af.tasks.embed(model, names))
     images, texts = (each / np.linalg.norm(each, axis=-1, keepdims=True) for each in (images, texts))
-    held = np.arange(len(rows)) % 10 == 0
+    valid: Any = read_run(Path(options.run) / "run.json").data.valid
+    split = valid.replace(source=JSONLines(path=str(captions))).rows(("name",))
+    held_names = {row.example["name"] for row in split if row.example is not None}
+    held = np.asarray([name in held_names for name in names])
     figures: dict[str, Any] = {}
     for part, which in (("taught", np.flatnonzero(~held)), ("held out", np.flatnonzero(held))):
         chosen = [names[i] for i in which]

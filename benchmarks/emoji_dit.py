@@ -2,14 +2,14 @@
 
     python benchmarks/emoji_dit.py runs/emoji-dit --data data [--count 64] [--sheet sheet.png] [--out figures.json]
 
-Names of training and held-out faces (`anyformer fetch emoji`) are drawn. The color of a face says its mood: red is
-angry, blue cold, green sick, else yellow. A picture has the mood of the color that is nearest to its median color.
+Names of faces (`anyformer fetch emoji`) are drawn: some that the run trained on, some that it held out. The color of
+a face says its mood: red is angry, blue cold, green sick, else yellow. A picture has the mood of the color that is
+nearest to its median color.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import anyformer as af
+from anyformer.data import Arrays, Beside, JSONLines
 from anyformer.inputs.contact_sheet import write_sheet
 from anyformer.train.run import read_run
 from anyformer_course.data.drawings import COLOURS, SKIN
@@ -38,6 +39,15 @@ def mood_shown(picture: np.ndarray) -> str:
     return min(MOODS, key=lambda mood: float(np.square(MOODS[mood] - color).sum()))
 
 
+def faces(split: Any, data: str, count: int) -> list[dict[str, Any]]:
+    """Return the image and the name of the first faces in a part of the run's data."""
+    folder = Path(data) / "drawn_emoji"
+    images = Arrays(path=str(folder / "emoji32.npz"), fields={"image": "images"})
+    every = Beside(sources=(images, JSONLines(path=str(folder / "captions.jsonl.gz"))))
+    rows = (row.example for row in split.replace(source=every).rows(("image", "name", "subcategory")))
+    return [row for row in rows if row is not None and row["subcategory"] == "face"][:count]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run")
@@ -47,26 +57,23 @@ def main() -> None:
     parser.add_argument("--sheet", help="write four pictures of each of eight texts to this file")
     parser.add_argument("--out", help="write the figures to this file")
     options = parser.parse_args()
-    with gzip.open(Path(options.data) / "drawn_emoji" / "captions.jsonl.gz", "rt", encoding="utf-8") as file:
-        names = [row["name"] if row["subcategory"] == "face" else None for row in map(json.loads, file)]
-    images = np.load(Path(options.data) / "drawn_emoji" / "emoji32.npz")["images"]
+    run = read_run(Path(options.run) / "run.json")
     parts = {
-        "trained": [i for i, name in enumerate(names) if name and i % 10][: options.count],
-        "held out": [i for i, name in enumerate(names) if name and not i % 10][: options.count],
+        "trained": faces(run.data.train, options.data, options.count),
+        "held out": faces(run.data.valid, options.data, options.count),
     }
     model: Any = af.tasks.open_model(options.run, batch=64)
     shares: dict[str, float] = {}
-    real = [mood_shown(images[i]) == mood_of(names[i] or "") for i in (*parts["trained"], *parts["held out"])]
+    real = [mood_shown(row["image"]) == mood_of(row["name"]) for rows in parts.values() for row in rows]
     shares["the drawings themselves"] = float(np.mean(real))
     for guidance in (4.0, 1.0):
         for part, rows in parts.items():
-            texts = [names[i] or "" for i in rows]
+            texts = [row["name"] for row in rows]
             drawn = af.tasks.draw(model, texts, out=None, steps=options.steps, guidance=guidance)
             right = [mood_shown(each["pictures"][0]) == mood_of(text) for each, text in zip(drawn, texts, strict=True)]
             shares[f"{part}, guidance {guidance:g}"] = float(np.mean(right))
-    run = read_run(Path(options.run) / "run.json")
     training = {
-        "parameters": af.count(run.model).parameters,
+        "parameters": sum(weight.numel() for weight in model.model.parameters()),
         "steps": run.steps,
         "pictures per step": run.batch.examples,
     }
