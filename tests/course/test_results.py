@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,15 @@ def test_pages_are_up_to_date() -> None:
         assert path.read_text("utf-8") == text, "run python docs/lab_pages.py"
         for name in results.names():
             assert name in text
+
+
+def test_the_rows_of_the_lectures_have_the_stored_verdict() -> None:
+    text = (ROOT / "docs" / "lectures.md").read_text("utf-8")
+    rows = re.findall(r"^.*`anyformer lab run ([\w-]+)` \| (holds|does not hold|no verdict)\b.*$", text, re.M)
+    assert len(rows) > 20
+    for name, verdict in rows:
+        judged = results.judged_run(results.read(name))
+        assert verdict == ("no verdict" if judged is None else judged["verdict"]), name
 
 
 def test_show_a_claim() -> None:
