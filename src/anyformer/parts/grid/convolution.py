@@ -27,7 +27,7 @@ from anyformer.specs.field_types import Count, Odd
 from anyformer.specs.part import Part, Site, walk
 
 
-class GridLayer(Part, sees="all", abstract=True):
+class GridLayer(Part, abstract=True):
     """Base class of layers on a grid. The module maps x (B, N, inputs), its grid and the `Context` to a new x and
     grid."""
 
