@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from anyformer.specs.messages import shorten
+from anyformer.specs.messages import amount, shorten
 from anyformer_course.shown import Shown
-from anyformer_course.table import PAGE_LIMIT, Table, amount, is_folded, is_numeric, number
+from anyformer_course.table import PAGE_LIMIT, Table, is_folded, is_numeric, number
 
 TERMINAL_ROWS = 24  # more rows are left out in the terminal
 PLAIN_WIDTH = 120  # columns of text if the output is not a terminal

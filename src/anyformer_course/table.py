@@ -43,15 +43,6 @@ def number(value: Any) -> str:
     return str(value)
 
 
-def amount(count: int, noun: str) -> str:
-    """Return a count with its noun, which gets an s unless the count is 1.
-
-    >>> amount(1, "word"), amount(2, "word"), amount(12_000, "token"), amount(0, "layer")
-    ('1 word', '2 words', '12,000 tokens', '0 layers')
-    """
-    return f"{number(count)} {noun}{'' if count == 1 else 's'}"
-
-
 def tiny(error: float) -> str:
     """Format a rounding error: one digit and a power of ten.
 

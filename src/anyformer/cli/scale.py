@@ -17,7 +17,7 @@ from typing import Any
 from anyformer.cli import Mistake, tell
 from anyformer.cli.lab import check
 from anyformer.cli.settings import device_flag
-from anyformer.specs.messages import quantity
+from anyformer.specs.messages import amount
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +64,7 @@ def show_plan(trials: Any, minutes: float, jobs: int, kind: str) -> None:
     ]
     table(("width", "parameters", "tokens", "steps", "FLOPs", ""), rows, right=range(5))
     duration = f"{minutes / 60:.1f} hours" if minutes >= 120 else f"{max(minutes, 2):.0f} minutes"
-    where = "a GPU" if kind == "cuda" else quantity(jobs, "cores")
+    where = "a GPU" if kind == "cuda" else amount(jobs, "core")
     print(f"{len(trials.remaining)} trainings to do, {jobs} at once: about {duration} on {where}")
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from anyformer.data.shards import DataSplit
 from anyformer.objectives.batches import Record
-from anyformer.specs.messages import quantity
+from anyformer.specs.messages import amount
 
 MAX_EPOCHS = 100_000  # epochs in one step
 ORDER, SHIFT, BATCHES, MIX = 1, 2, 3, 4  # purposes of random numbers; MIX is per block of a mixture, others per epoch
@@ -99,7 +99,7 @@ class Plan:
         self.ends = self._buckets(tokens) if tokens else None  # (batches + 1,) bounds of batches in the sorted order
         self.examples = examples or 0
         if self.examples > MAX_EPOCHS * self.count:
-            data = f"{quantity(self.count, 'rows')} of data"
+            data = f"{amount(self.count, 'row')} of data"
             raise ValueError(
                 f"{self.examples:,} examples per step of {data}: a step may see a row at most {MAX_EPOCHS:,} times"
             )

@@ -22,7 +22,7 @@ from anyformer.data.source import Held, Source
 from anyformer.models import Model, position_limit
 from anyformer.objectives.objective import Objective
 from anyformer.specs.codec import encode
-from anyformer.specs.messages import quantity
+from anyformer.specs.messages import amount
 from anyformer.specs.part import Part, walk
 
 Progress = Callable[[str, int], object]  # ("train", examples so far)
@@ -210,7 +210,7 @@ def _write_rows(
             progress(what, count)
     if not count:
         first = f"; the first problem: {writer.problems[0]}" if writer.problems else ""
-        why = f"{quantity(writer.bad - bad, 'rows')} skipped{first}" if writer.bad > bad else "it is empty"
+        why = f"{amount(writer.bad - bad, 'row')} skipped{first}" if writer.bad > bad else "it is empty"
         raise ValueError(f"the {what} data has no usable example: {why}")
     if progress is not None:
         progress(what, count)

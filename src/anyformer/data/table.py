@@ -33,7 +33,7 @@ from anyformer.data.source import (
     text_lines,
 )
 from anyformer.inputs.optional_library import import_optional
-from anyformer.specs.messages import nearest, quantity, quote
+from anyformer.specs.messages import amount, nearest, quote
 from anyformer.specs.part import Table
 
 DELIMITERS = (",", ";", "\t", "|")  # if several fit equally well, the first is used
@@ -124,7 +124,7 @@ class CSV(Files):
                     if twice := [name for name, times in Counter(names).items() if times > 1]:
                         raise ValueError(f"{place}: two columns have the name {quote(twice[0])}; rename one of them")
                 elif len(cells) < len(names) or any(cells[len(names) :]):  # spreadsheets put empty cells at the end
-                    yield Row(place, None, f"{quantity(len(cells), 'values')} for {quantity(len(names), 'columns')}")
+                    yield Row(place, None, f"{amount(len(cells), 'value')} for {amount(len(names), 'column')}")
                 else:
                     yield Row(place, dict(zip(names, cells)))
 

@@ -26,7 +26,7 @@ from anyformer.data.source import (
     read_text,
 )
 from anyformer.inputs.long import LongText
-from anyformer.specs.messages import quantity
+from anyformer.specs.messages import amount
 from anyformer.specs.part import Table
 
 LONG = 2**22  # characters; longer texts are read in parts instead of into memory
@@ -208,7 +208,7 @@ class Columns(Files):
                 try:
                     words.append([cells[column].strip() for column in self.fields.values()])
                 except IndexError:
-                    problem = problem or f"line {number} has {quantity(len(cells), 'columns')}"
+                    problem = problem or f"line {number} has {amount(len(cells), 'column')}"
             elif words or problem:
                 columns = {name: [word[i] for word in words] for i, name in enumerate(self.fields)}
                 yield Row(f"{file}:{begin}", None if problem else columns, problem)

@@ -8,7 +8,7 @@ from pathlib import Path
 from anyformer.data.source import Files, First, Held, Source, Where
 from anyformer.data.table import CSV, HFDataset, JSONLines, Parquet
 from anyformer.objectives.objective import Objective
-from anyformer.specs.messages import quantity
+from anyformer.specs.messages import amount
 from anyformer.specs.part import walk
 
 SHOWN = 5  # names listed in a message
@@ -20,7 +20,7 @@ def describe_unused(source: Source, objective: Objective) -> str:
     if columns := unused_columns(source, objective):
         unused.append(f"column{'s' if len(columns) > 1 else ''} {list_names(columns)}")
     if files := unused_files(source):
-        unused.append(f"{quantity(len(files), 'files')} with other endings ({list_names(files)})")
+        unused.append(f"{amount(len(files), 'file')} with other endings ({list_names(files)})")
     return f"not used: {'; '.join(unused)}" if unused else ""
 
 

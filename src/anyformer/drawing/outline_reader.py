@@ -33,7 +33,6 @@ from anyformer.drawing.part_labels import (
     name,
     number,
     phrases,
-    plural,
     runs,
     short,
 )
@@ -45,6 +44,7 @@ from anyformer.parts.init import is_within
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op
 from anyformer.parts.residual import Add
+from anyformer.specs.messages import amount
 from anyformer.specs.part import Part, parts_in, walk
 from anyformer.stacks.block import Block, Parallel, Steps
 from anyformer.stacks.funnel import Funnel
@@ -188,7 +188,7 @@ class OutlineReader:
             layers = [self.compare_kinds(layer, layers) for layer in layers]
         notes = [f"{address.split('.')[0]} layers"]
         if len(stack.steps) != stack.depth:
-            notes += [f"share {self.note(f'{address}.layers')}", f"of {plural(stack.depth, 'layers')}"]
+            notes += [f"share {self.note(f'{address}.layers')}", f"of {amount(stack.depth, 'layer')}"]
         elif len(layers) == 1 and layers[0].note:
             notes.append(f"{layers[0].note} each")
         shared = None

@@ -16,6 +16,7 @@ from anyformer.parts.base import HasHeads, HasHeadWidth
 from anyformer.parts.mask import Mask, Several
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op, Reshaping
+from anyformer.specs.messages import amount
 from anyformer.specs.part import Part, default_values, hints, slot_types, values_in
 
 # fields that do not affect shapes or wiring: dropout, eps, initial values, details of published checkpoints
@@ -114,7 +115,7 @@ def describe_int(field: str, value: int, part: Part, width: int) -> str:
     out = part.out_width(width) if isinstance(part, Reshaping) else width
     if field == "num_heads":
         each = (part.head_width if isinstance(part, HasHeadWidth) else None) or (None if out % value else out // value)
-        heads = plural(value, "heads")
+        heads = amount(value, "head")
         return f"{heads} × {each}" if each and isinstance(part, Op) else heads
     if field == "head_width" and isinstance(part, HasHeads):
         return ""
@@ -123,12 +124,8 @@ def describe_int(field: str, value: int, part: Part, width: int) -> str:
     if field == "out" and isinstance(part, Reshaping):
         return ""  # the shape after the Part shows it
     if field.startswith("num_"):
-        return plural(value, field_words(field[4:]))
+        return amount(value, field_words(field[4:]).removesuffix("s"))
     return f"{field_words(field)} {number(value)}"
-
-
-def plural(value: int, noun: str) -> str:
-    return f"{number(value)} {noun if value != 1 else noun.removesuffix('s')}"
 
 
 def field_words(field: str) -> str:
@@ -168,7 +165,7 @@ def describe_part(field: str, part: Part, owner: Part, width: int) -> str:
 
 
 def phrases_of_heads(owner: Part) -> set[str]:
-    return {plural(owner.num_heads, "heads")} if isinstance(owner, HasHeads) else set()
+    return {amount(owner.num_heads, "head")} if isinstance(owner, HasHeads) else set()
 
 
 def describe_mask(mask: Part) -> str:

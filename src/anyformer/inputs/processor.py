@@ -18,7 +18,7 @@ from anyformer.inputs.image import Images
 from anyformer.inputs.tokenizer import Tokenizer, as_lists
 from anyformer.models import TowerDecoderModel, TowerEncoderModel
 from anyformer.parts.embedding.waveform import SegmentEmbedding
-from anyformer.specs.messages import quantity, quote
+from anyformer.specs.messages import amount, quote
 from anyformer.weights import hub
 from anyformer.weights.io import read_json
 
@@ -117,7 +117,7 @@ class Placeholders(NamedTuple):
         """Repeat the token of each picture or recording in the texts once per vector."""
         if (number := sum(text.count(self.token) for text in texts)) != len(given):
             raise ValueError(
-                f"the text contains {self.token} {quantity(number, 'times')}, but {len(given)} {what} are given"
+                f"the text contains {self.token} {amount(number, 'time')}, but {len(given)} {what} are given"
             )
         return [text.replace(self.token, self.token * self.count(given)) for text in texts]
 

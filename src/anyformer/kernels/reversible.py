@@ -45,7 +45,7 @@ class Gradients:
 
 @dataclasses.dataclass(frozen=True)
 class StepStart:
-    """What repeats a step: the states of torch's generators, for dropout, and what earlier steps shared."""
+    """The state before a step, which repeats it: torch's random generators, for dropout, and shared tensors."""
 
     cpu: Tensor
     device: Tensor | None  # state of the GPU's generator

@@ -26,13 +26,13 @@ def shorten(text: str, limit: int = 200) -> str:
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text):,} characters)"
 
 
-def quantity(number: int, noun: str) -> str:
-    """Return a number with its noun, which is given in the plural.
+def amount(count: int, noun: str) -> str:
+    """Return a count with its noun, which gets an s unless the count is 1.
 
-    >>> quantity(1, "rows"), quantity(1204, "rows")
-    ('1 row', '1,204 rows')
+    >>> amount(1, "word"), amount(2, "word"), amount(12_000, "token"), amount(0, "layer")
+    ('1 word', '2 words', '12,000 tokens', '0 layers')
     """
-    return f"{number:,} {noun.removesuffix('s') if number == 1 else noun}"
+    return f"{f'{count:,}' if count >= 10_000 else count} {noun}{'' if count == 1 else 's'}"
 
 
 def plain(name: str) -> str:

@@ -29,7 +29,7 @@ from anyformer.models import TransformerModule
 from anyformer.objectives.batches import Batch
 from anyformer.objectives.objective import LOSS_METRICS, Objective
 from anyformer.runtime.nonfinite import first_nonfinite
-from anyformer.specs.messages import quantity, quote
+from anyformer.specs.messages import amount, quote
 from anyformer.train import parallel
 from anyformer.train.average import Average
 from anyformer.train.interrupt import end_after_step
@@ -429,7 +429,7 @@ class Trainer:
         """Stop if validation has not improved for too long; the result is the same in all processes."""
         options = self.run.evaluate
         if options.patience is not None and self.evals_without_gain >= options.patience:
-            times = quantity(options.patience, "evaluations")
+            times = amount(options.patience, "evaluation")
             self.reason = self.reason or f"{times} without a better {options.best} (evaluate.patience)"
 
     # -- checkpoints ----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from anyformer.lab.registry import StoredResult
-from anyformer.specs.messages import nearest, quantity, quote
+from anyformer.specs.messages import amount, nearest, quote
 
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parents[2]
@@ -41,7 +41,7 @@ def judged_run(record: dict[str, Any]) -> dict[str, Any] | None:
 
 def seeds_of(run: dict[str, Any]) -> str:
     """Return the number of seeds in words."""
-    return "counted, no seeds" if run.get("counted") else quantity(run["seeds"], "seeds")
+    return "counted, no seeds" if run.get("counted") else amount(run["seeds"], "seed")
 
 
 def plot_of(record: dict[str, Any]) -> Path | None:

@@ -13,11 +13,10 @@ import torch.nn.functional as F
 
 import anyformer as af
 from anyformer.look.figures import new
-from anyformer.specs.messages import quote
+from anyformer.specs.messages import amount, quote
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._trained import STORIES, next_word_loss, pad, train
 from anyformer_course.shows.tuning import MAIL, SPAM
-from anyformer_course.table import amount
 from anyformer_course.words import read_number
 
 

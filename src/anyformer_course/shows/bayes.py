@@ -14,9 +14,9 @@ import torch
 
 from anyformer.evaluate.regression import least_squares, neighbours, ridge, smoother
 from anyformer.look.figures import new
+from anyformer.specs.messages import amount
 from anyformer_course.results import judged_run, read
 from anyformer_course.shown import Shown, Table
-from anyformer_course.table import amount
 
 
 def example(noise: float = 0.5, *, width: int = 5, pairs: int = 40, tasks: int = 4000, seed: int = 0) -> Shown:

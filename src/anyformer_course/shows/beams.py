@@ -12,9 +12,9 @@ import torch
 
 import anyformer as af
 from anyformer.look.figures import bars
+from anyformer.specs.messages import amount
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._trained import STORIES, SmallModel, train
-from anyformer_course.table import amount
 
 
 def example(

@@ -10,8 +10,8 @@ from typing import Any
 
 import anyformer as af
 from anyformer.look.figures import new
+from anyformer.specs.messages import amount
 from anyformer_course.shown import Shown, Table
-from anyformer_course.table import amount
 
 WORDS = {"BookCorpus": 0.8e9, "English Wikipedia": 2.5e9}  # [Devlin et al. 2018]
 USED = 0.4  # share of the peak

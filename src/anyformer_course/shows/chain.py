@@ -16,12 +16,12 @@ import torch.nn.functional as F
 
 import anyformer as af
 from anyformer.look import figures
-from anyformer.specs.messages import nearest, quote
+from anyformer.specs.messages import amount, nearest, quote
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import decoder, number
 from anyformer_course.shows._trained import spell
 from anyformer_course.shows.cross import description, shift
-from anyformer_course.table import amount, tiny
+from anyformer_course.table import tiny
 from anyformer_course.words import split
 
 TRANSLATIONS = {

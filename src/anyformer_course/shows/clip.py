@@ -14,8 +14,8 @@ import anyformer as af
 from anyformer import families
 from anyformer.look import figures
 from anyformer.specs.field_types import Natural
+from anyformer.specs.messages import amount
 from anyformer_course.shown import Shown, Table
-from anyformer_course.table import amount
 
 COLORS = {"red": (1.0, 0.1, 0.1), "green": (0.1, 0.8, 0.2), "blue": (0.2, 0.3, 1.0)}
 SHAPES = ("square", "circle", "cross")

@@ -16,9 +16,9 @@ from anyformer.look.figures import new
 from anyformer.models import AutoencoderModel
 from anyformer.parts.embedding.autoencoder import ConvEmbedding
 from anyformer.parts.grid.dvae import ConvDecoder, RoundedCodes
+from anyformer.specs.messages import amount
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows.clip import COLORS, SHAPES, SIDE, draw_shape
-from anyformer_course.table import amount
 
 
 def example(text: str = "red square", *, levels: int = 4, steps: int = 80, seed: int = 0) -> Shown:

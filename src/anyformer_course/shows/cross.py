@@ -15,9 +15,9 @@ import anyformer as af
 from anyformer import families
 from anyformer.look.figures import heat_maps
 from anyformer.specs.field_types import Count
+from anyformer.specs.messages import amount
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import number
-from anyformer_course.table import amount
 from anyformer_course.words import split
 
 

@@ -15,10 +15,9 @@ from torch import Tensor
 from anyformer.generation.diffusion import remove_noise
 from anyformer.look.figures import new
 from anyformer.parts.diffusion import NoiseSchedule
-from anyformer.specs.messages import quote
+from anyformer.specs.messages import amount, quote
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows.clip import COLORS, SHAPES, draw_shape
-from anyformer_course.table import amount
 
 
 def example(

@@ -8,9 +8,9 @@ import numpy as np
 
 from anyformer.look.figures import new
 from anyformer.specs.field_types import Count
+from anyformer.specs.messages import amount
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._pieces import tokenizer
-from anyformer_course.table import amount
 
 TEXT = "the dog barked at the cat and the bird sang in the old tree by the river while the sun was warm"
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from anyformer.look import figures
+from anyformer.specs.messages import amount
 from anyformer_course.shown import Shown, Table
-from anyformer_course.table import amount
 
 CELLS, STEPS, ACTIONS = 7, 6, ("left", "stay", "right")
 

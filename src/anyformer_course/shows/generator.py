@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from anyformer.look.figures import new
+from anyformer.specs.messages import amount
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._trained import STORIES, SmallModel, next_word_loss, pad, train
-from anyformer_course.table import amount
 
 # context <delim> answer: who did it?
 TASK = (

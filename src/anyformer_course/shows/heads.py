@@ -13,9 +13,10 @@ import torch
 
 import anyformer as af
 from anyformer.look.figures import heat_maps
+from anyformer.specs.messages import amount
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import context, module
-from anyformer_course.table import amount, tiny
+from anyformer_course.table import tiny
 from anyformer_course.words import vectors
 
 

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from anyformer.look.figures import new
+from anyformer.specs.messages import amount
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._trained import STORIES, train
-from anyformer_course.table import amount
 
 
 def example(text: str = "win a free prize now .", *, read: int = -1, seed: int = 0, corpus: str = STORIES) -> Shown:

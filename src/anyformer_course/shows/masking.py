@@ -12,10 +12,10 @@ import numpy as np
 
 from anyformer.look.figures import new, plain
 from anyformer.specs.field_types import Count
+from anyformer.specs.messages import amount
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._pieces import tokenizer
 from anyformer_course.shows._trained import STORIES
-from anyformer_course.table import amount
 
 LINE, DRAWN = 10, 60  # tokens of a line of the picture, and of the whole picture
 

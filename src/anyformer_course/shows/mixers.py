@@ -16,8 +16,8 @@ from torch import Tensor
 
 from anyformer.look.figures import heat_maps
 from anyformer.specs.field_types import Count
+from anyformer.specs.messages import amount
 from anyformer_course.shown import Shown, Table
-from anyformer_course.table import amount
 from anyformer_course.words import label_rows, vectors
 
 TEXT = "it was the best of times it was the worst of times"

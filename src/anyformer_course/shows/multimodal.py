@@ -13,8 +13,8 @@ import torch
 import anyformer as af
 from anyformer import families
 from anyformer.look.figures import new
+from anyformer.specs.messages import amount
 from anyformer_course.shown import Shown, Table
-from anyformer_course.table import amount
 from anyformer_course.words import split
 
 WIDTH, PATCHES, FRAMES = 32, 4, 3  # of the decoder; vectors of one picture of 16 x 16; vectors of one sound

@@ -15,11 +15,10 @@ import torch.nn.functional as F
 import anyformer as af
 from anyformer.look.figures import new, plain
 from anyformer.specs.field_types import Count, Fraction, Natural
-from anyformer.specs.messages import shorten
+from anyformer.specs.messages import amount, shorten
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._pieces import tokenizer
 from anyformer_course.shows._trained import describe, pad
-from anyformer_course.table import amount
 
 Pair = tuple[np.ndarray, np.ndarray, int]  # token ids of A and of B, and the label
 

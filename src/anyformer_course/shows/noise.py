@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from anyformer.look.figures import new, plain
-from anyformer.specs.messages import shorten
+from anyformer.specs.messages import amount, shorten
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._pieces import tokenizer
-from anyformer_course.table import amount
 
 TEXT = "the dog found an old bone . he ran to the river . a bird sang in the tree ."
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from anyformer.look.figures import new
 from anyformer.objectives.spans import corrupt, draw_spans
 from anyformer.runtime.visibility import Rows
+from anyformer.specs.messages import amount
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows.mask import kinds
-from anyformer_course.table import amount
 from anyformer_course.words import split
 
 

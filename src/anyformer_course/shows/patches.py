@@ -13,10 +13,10 @@ import torch
 import anyformer as af
 from anyformer.look import figures
 from anyformer.specs.field_types import Count
-from anyformer.specs.messages import quote
+from anyformer.specs.messages import amount, quote
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import module
-from anyformer_course.table import amount, tiny
+from anyformer_course.table import tiny
 
 
 def example(picture: str = "", *, size: int = 224, patch: int = 16, width: Count = 64, seed: int = 0) -> Shown:

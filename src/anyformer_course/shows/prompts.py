@@ -15,9 +15,9 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.look.figures import new
+from anyformer.specs.messages import amount
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import decoder
-from anyformer_course.table import amount
 
 LETTERS, PAIRS = "abcd", 6
 

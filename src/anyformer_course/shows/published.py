@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.look.figures import new
-from anyformer.specs.messages import nearest, quote
+from anyformer.specs.messages import amount, nearest, quote
 from anyformer_course.pictures.points import name_points
 from anyformer_course.pictures.published_figures import PublishedModel, our_count, published_models
 from anyformer_course.shown import Shown, Table
-from anyformer_course.table import amount, number
+from anyformer_course.table import number
 
 FIGURES = ("parameters", "tokens", "compute", "context", "glue", "superglue")
 COUNTED = 8  # models; counting more takes seconds

@@ -15,9 +15,8 @@ from anyformer.evaluate.regression import least_squares, neighbours, ridge
 from anyformer.look.figures import new
 from anyformer.objectives.regress import Regress
 from anyformer.recipes.regression import model as describe
-from anyformer.specs.messages import quote
+from anyformer.specs.messages import amount, quote
 from anyformer_course.shown import Shown, Table
-from anyformer_course.table import amount
 from anyformer_course.words import read_number
 
 CONTEXT, NOISE = 5, 0.3

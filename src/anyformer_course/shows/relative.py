@@ -15,8 +15,8 @@ from torch import Tensor
 
 from anyformer.look.figures import heat_maps
 from anyformer.specs.field_types import Natural
+from anyformer.specs.messages import amount
 from anyformer_course.shown import Shown, Table
-from anyformer_course.table import amount
 from anyformer_course.words import label_rows, vectors
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from anyformer.look.figures import new
+from anyformer.specs.messages import amount
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._trained import STORIES, train
-from anyformer_course.table import amount
 
 
 def example(

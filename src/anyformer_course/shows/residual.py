@@ -14,9 +14,9 @@ import torch.nn.functional as F
 import anyformer as af
 from anyformer.look import figures
 from anyformer.specs.field_types import Count
+from anyformer.specs.messages import amount
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import decoder
-from anyformer_course.table import amount
 
 TEXT = "The detective investigated the case."
 

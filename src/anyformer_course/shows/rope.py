@@ -13,8 +13,9 @@ import torch
 
 from anyformer.look.figures import new
 from anyformer.specs.field_types import Positive
+from anyformer.specs.messages import amount
 from anyformer_course.shown import Shown, Table
-from anyformer_course.table import amount, tiny
+from anyformer_course.table import tiny
 from anyformer_course.words import label_rows, split, vectors
 
 

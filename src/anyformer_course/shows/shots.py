@@ -15,9 +15,9 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.look.figures import new
+from anyformer.specs.messages import amount
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._trained import describe
-from anyformer_course.table import amount
 
 WORDS, LANGUAGES, DIALECTS = 8, 2, 3
 NOTHING, FOREIGN = WORDS + LANGUAGES, WORDS + LANGUAGES + 1  # ids: words, names of languages, "no name", translations

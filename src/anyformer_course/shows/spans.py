@@ -13,9 +13,8 @@ import numpy as np
 from anyformer.look.figures import new, plain
 from anyformer.objectives.spans import corrupt, draw_spans
 from anyformer.specs.field_types import OneOrMore
-from anyformer.specs.messages import quote
+from anyformer.specs.messages import amount, quote
 from anyformer_course.shown import Shown, Table
-from anyformer_course.table import amount
 from anyformer_course.words import split
 
 TEXT = "Thank you for inviting me to your party last week ."

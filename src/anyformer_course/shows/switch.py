@@ -14,10 +14,10 @@ from torch import nn
 
 import anyformer as af
 from anyformer.look.figures import heat_maps
+from anyformer.specs.messages import amount
 from anyformer.specs.part import Site
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._small import context
-from anyformer_course.table import amount
 from anyformer_course.words import vectors
 
 

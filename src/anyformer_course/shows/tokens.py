@@ -16,9 +16,9 @@ import numpy as np
 
 from anyformer.inputs.words import BYTES
 from anyformer.look.figures import new, plain
+from anyformer.specs.messages import amount
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._trained import STORIES
-from anyformer_course.table import amount
 
 WIDTH = 4  # numbers of a vector that are shown
 

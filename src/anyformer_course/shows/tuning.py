@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from anyformer.look.figures import new
+from anyformer.specs.messages import amount
 from anyformer_course.shown import Shown, Table
 from anyformer_course.shows._trained import STORIES, SmallModel, masked_word_loss, next_word_loss, pad, train
-from anyformer_course.table import amount
 
 SPAM = [f"win a free {thing} {when} ." for thing in ("prize", "phone", "holiday") for when in ("now", "today")]
 STAGES = {"bert": "masked words", "gpt": "the next word"}

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from anyformer.look.figures import new
 from anyformer.look.vision import sheet
+from anyformer.specs.messages import amount
 from anyformer_course.shown import Shown, Table
-from anyformer_course.table import amount
 
 SIDE, PATCH, WIDTH, HEADS = 28, 4, 16, 4
 GRID = SIDE // PATCH

@@ -25,7 +25,7 @@ from anyformer.runtime.grid import NEEDS, Grid, Layout, Sides, laid_out
 from anyformer.runtime.inputs import Kind, check_shape, hides_nothing
 from anyformer.runtime.state import State
 from anyformer.specs.field_types import Chance
-from anyformer.specs.messages import quantity
+from anyformer.specs.messages import amount
 from anyformer.specs.part import Site
 
 Size = tuple[int, int]  # rows, columns
@@ -129,7 +129,7 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
         if self.position is not None and rows != count:
             fix = f"set offset={count} or " if isinstance(self.position, Learned) else "set "
             raise ValueError(
-                f"PatchEmbedding.position has {quantity(rows, 'rows')} for {quantity(count, 'prefix tokens')} with a "
+                f"PatchEmbedding.position has {amount(rows, 'row')} for {amount(count, 'prefix token')} with a "
                 f"position; {fix}PrefixTokens(position=False)"
             )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from anyformer.data import Data, Held, Source
-from anyformer.specs.messages import quantity
+from anyformer.specs.messages import amount
 from anyformer.train.run import Keep, Run
 
 T = TypeVar("T")
@@ -56,4 +56,4 @@ def skipped_reasons(skipped: Mapping[str, int]) -> str:
     reasons = sorted(skipped.items(), key=lambda item: -item[1])
     shown = ", ".join(f"{count:,} because {why}" for why, count in reasons[:3])
     more = f", and {sum(count for _, count in reasons[3:]):,} more" if len(reasons) > 3 else ""
-    return f"{quantity(sum(skipped.values()), 'rows')} skipped: {shown}{more}" if skipped else "it has no rows"
+    return f"{amount(sum(skipped.values()), 'row')} skipped: {shown}{more}" if skipped else "it has no rows"
