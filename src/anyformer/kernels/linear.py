@@ -77,7 +77,7 @@ class _LinearGelu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, above: Tensor) -> Any:
         x, weight, inner = ctx.saved_tensors
-        grad, sums = gelu_slope(above.contiguous(), inner)
+        grad, sums = gelu_gradient(above.contiguous(), inner)
         return *_products(grad, x, weight), sums
 
 
@@ -98,13 +98,13 @@ def _(grads: list[Tensor]) -> tuple[Tensor, Tensor]:
     return grads[0].new_empty(M, N), grads[0].new_empty(N)
 
 
-@torch.library.custom_op("anyformer::gelu_slope", mutates_args=())
-def gelu_slope(above: Tensor, inner: Tensor) -> tuple[Tensor, Tensor]:
+@torch.library.custom_op("anyformer::gelu_gradient", mutates_args=())
+def gelu_gradient(above: Tensor, inner: Tensor) -> tuple[Tensor, Tensor]:
     """Given the gradient `above` of a GELU's output, return the gradient (M, N) of its input and its row sum (N,)."""
     return _write_gradients([above], inner)
 
 
-@gelu_slope.register_fake
+@gelu_gradient.register_fake
 def _(above: Tensor, inner: Tensor) -> tuple[Tensor, Tensor]:
     N = above.shape[-1]
     return above.new_empty(math.prod(above.shape[:-1]), N), above.new_empty(N)

@@ -180,20 +180,20 @@ def _by_chunks(
         scores = inner @ w.T  # (C, V + spare)
         if bias is None and HAS_TRITON and x.is_cuda:
             total += _in_place(scores, V, labels[part], smoothing, z_loss, any(needs))
-            slope = scores  # the spare columns are already zero
+            gradient = scores  # the spare columns are already zero
         else:
-            loss, slope = _chunk(scores[:, :V], bias, labels[part], smoothing, z_loss, any(needs))
+            loss, gradient = _chunk(scores[:, :V], bias, labels[part], smoothing, z_loss, any(needs))
             total += loss
             if by_bias is not None:
-                by_bias += slope.sum(0)
-            if any(needs) and (spare or slope.dtype != dtype):
-                scores[:, :V] = slope
-                slope = scores
+                by_bias += gradient.sum(0)
+            if any(needs) and (spare or gradient.dtype != dtype):
+                scores[:, :V] = gradient
+                gradient = scores
         if by_x is not None:
-            by_x[part] = slope @ w
+            by_x[part] = gradient @ w
         if by_weight is not None:
-            _accumulate(by_weight, slope.T, inner)
-        del scores, slope  # free them before the next chunk: they are the largest tensors of a step
+            _accumulate(by_weight, gradient.T, inner)
+        del scores, gradient  # free them before the next chunk: they are the largest tensors of a step
     by_weight = None if by_weight is None else by_weight[:V].to(weight.dtype)
     return total, by_x, by_weight, None if by_bias is None or bias is None else by_bias.to(bias.dtype)
 
@@ -209,20 +209,28 @@ def _accumulate(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def _in_place(
-    scores: Tensor, V: int, labels: Tensor, smoothing: float, z_loss: float, slopes: bool, above: Tensor | None = None
+    scores: Tensor,
+    V: int,
+    labels: Tensor,
+    smoothing: float,
+    z_loss: float,
+    needs_gradient: bool,
+    above: Tensor | None = None,
 ) -> Tensor:
-    """Return the loss of (C, V + spare) scores. With `slopes`, overwrite them by its gradient times the scalar
+    """Return the loss of (C, V + spare) scores. With `needs_gradient`, overwrite them by its gradient times the scalar
     `above`."""
-    from anyformer.kernels.loss_triton import slopes as program
+    from anyformer.kernels.loss_triton import loss_and_gradient
 
     losses = torch.empty(scores.shape[0], dtype=torch.float32, device=scores.device)
-    shape = scores.stride(0), smoothing, z_loss, V, IGNORED, BLOCK, slopes, smoothing > 0, above is not None
-    program[(scores.shape[0],)](scores, labels, losses, losses if above is None else above, *shape, num_warps=WARPS)
+    shape = scores.stride(0), smoothing, z_loss, V, IGNORED, BLOCK, needs_gradient, smoothing > 0, above is not None
+    loss_and_gradient[(scores.shape[0],)](
+        scores, labels, losses, losses if above is None else above, *shape, num_warps=WARPS
+    )
     return losses.sum()
 
 
 def _chunk(
-    scores: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, z_loss: float, slopes: bool
+    scores: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, z_loss: float, needs_gradient: bool
 ) -> tuple[Tensor, Any]:
     """Return the loss of (C, V) scores and its gradient (fp32), which overwrites the scores if they are fp32."""
     V = scores.shape[1]
@@ -242,11 +250,11 @@ def _chunk(
     if z_loss:
         loss = loss + z_loss * (log_total + top).square()
     loss = torch.where(asked[:, None], loss, 0).sum()
-    if not slopes:
+    if not needs_gradient:
         return loss, None
     ours = asked[:, None].float()  # (C, 1)
-    slope = e.mul_(ours * (1 + 2 * z_loss * (log_total + top)) / total if z_loss else ours / total)
+    gradient = e.mul_(ours * (1 + 2 * z_loss * (log_total + top)) / total if z_loss else ours / total)
     if smoothing:
-        slope = slope.sub_(ours * (smoothing / V))
+        gradient = gradient.sub_(ours * (smoothing / V))
     taken = ours * (1 - smoothing)
-    return loss, slope.scatter_add_(1, labels, -taken)
+    return loss, gradient.scatter_add_(1, labels, -taken)

@@ -9,7 +9,7 @@ LOW = tl.constexpr(-1e30)  # below any score; unlike -inf, its differences are f
 
 
 @triton.jit
-def slopes(
+def loss_and_gradient(
     scores,
     labels,
     losses,
@@ -56,6 +56,6 @@ def slopes(
             scale = tl.load(above) if SCALED else 1.0
             for start in range(0, V, BLOCK):
                 x = tl.load(row + start + c, mask=start + c < V, other=-float("inf")).to(tl.float32)
-                slope = tl.exp(x - log_total) * factor - smoothing / V
-                slope -= tl.where(start + c == label, 1.0 - smoothing, 0.0)
-                tl.store(row + start + c, (slope * scale).to(row.dtype.element_ty), mask=start + c < V)
+                gradient = tl.exp(x - log_total) * factor - smoothing / V
+                gradient -= tl.where(start + c == label, 1.0 - smoothing, 0.0)
+                tl.store(row + start + c, (gradient * scale).to(row.dtype.element_ty), mask=start + c < V)

@@ -127,10 +127,10 @@ def backward(
             tl.store(gb + mine, tl.sum(g * written[None, :], 1), mask=known)
             into = tl.sum(g * write[:, None], 0)  # gradient of dt x
             g *= decay
-            slope = g * before  # gradient of dt A
+            by_decay = g * before  # gradient of dt A
             tl.store(gx + at * I + i, into * step, mask=here)
-            tl.store(gdt + at * I + i, into * value + tl.sum(slope * rate, 0), mask=here)
-            grate += slope * step[None, :]
+            tl.store(gdt + at * I + i, into * value + tl.sum(by_decay * rate, 0), mask=here)
+            grate += by_decay * step[None, :]
         tl.debug_barrier()
     tl.store(gA + row * N * I + place, grate, mask=both)
     tl.store(gfirst + row * N * I + place, g, mask=both)
