@@ -138,9 +138,12 @@ class OutlineReader:
             )
             for place, item in inside:
                 separate.append(item)
-                row = self.card(item, place, role, width)
-                plain = field_words(each) in name(item).lower()
-                rows.append(row if plain else dataclasses.replace(row, title=f"{field_words(each)}: {row.title}"))
+                row, title = self.card(item, place, role, width), name(item)
+                if field_words(each) not in title.lower():
+                    title = f"{field_words(each)}: {title}"
+                elif type(inner) is tuple:  # "prefix" for "Prefix Tokens": short rows share a line
+                    title = title.replace(in_words(type(item).__name__), field_words(each))
+                rows.append(dataclasses.replace(row, title=title))
             if not inside:
                 title = describe_int(each, inner, part, width) if type(inner) is int else field_words(each)
                 rows.append(Card(at, role, title, (), self.note(at)))
