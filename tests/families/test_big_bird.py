@@ -238,8 +238,12 @@ def test_compiled_training_step() -> None:
     model.embedding.part = model.embedding.part.replace(dropout=0.0)
     torch._dynamo.reset()
     inputs = text(41)
-    found = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=False)(**inputs).last_hidden_state
-    close(found, model(**inputs).last_hidden_state)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=False)
+    found, expected = (run(**inputs).last_hidden_state for run in (compiled, model))
+    close(found, expected)
+    weights = list(model.encoder.parameters())
+    for a, b in zip(*(torch.autograd.grad(out.square().sum(), weights) for out in (found, expected)), strict=True):
+        close(a, b)
 
 
 def test_a_decoder_reads_no_long_text_in_blocks() -> None:

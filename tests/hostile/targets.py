@@ -29,7 +29,7 @@ from anyformer.inputs.image import Images
 from anyformer.inputs.tokenizer import Tokenizer
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.decision import Act
-from anyformer.specs.codec import encode, to_json
+from anyformer.specs.codec import to_json
 from anyformer.train.resume import Checkpoints
 from anyformer.transforms import lora
 from anyformer.transforms.adapters import load_adapter, save_adapter
@@ -223,17 +223,17 @@ def trained(folder: Path) -> None:
 
 
 def commanded(*arguments: str) -> None:
-    """Run a command in this process; exit code 2 means that the file was refused."""
+    """Run a command in this process; raise ValueError if it refuses the file (exit code 2)."""
     code = cli.main(list(arguments))
-    if code not in (0, 2):
-        raise AssertionError(f"`anyformer {' '.join(arguments)}` ended with {code}")
+    if code:
+        raise (ValueError if code == 2 else AssertionError)(f"`anyformer {' '.join(arguments)}` ended with {code}")
 
 
 def asked(folder: Path) -> None:
     """Write a run.json as users do: a model by name, and changed values by address."""
     from train.runs import run_of, write_texts
 
-    run = encode(run_of(write_texts(folder / "texts")))
+    run = json.loads(to_json(run_of(write_texts(folder / "texts"))))
     changes = {"model.width": 32, "model.decoder.depth": 2, "steps": 5, "optimizer.lr": 1e-3, "batch.examples": 3}
     (folder / "run.json").write_text(json.dumps({**run, "model": "gpt2", "set": changes}))
 

@@ -45,7 +45,9 @@ def test_other_words_get_a_hint(run: Any, change: str, why: str) -> None:
 
 def test_every_hint_is_a_field_of_a_run(run: Any) -> None:
     for field in OTHER_WORDS.values():
-        value_at(run, field.partition("=")[0].partition(" ")[0])
+        address, _, value = field.partition(" ")[0].partition("=")
+        value_at(run, address)
+        assert not value or value_at(change_run(run, [field]), address) == value
 
 
 def test_a_checkpoint_is_fixed(run: Any, tmp_path: Path) -> None:

@@ -118,6 +118,10 @@ def test_packed_layers_compile() -> None:
     model, inputs = pack(fuse(model_of("llama"))), inputs_of("llama")
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    PACKED.kept.clear()
+    compiled(**inputs)
+    weight = model.decoder.layers[0].attention.op.o.weight
+    assert (weight.data_ptr() in PACKED.kept) == hardware.has("onednn")
     for factor in (1.0, -1.5):
         model.decoder.layers[0].attention.op.k.weight.mul_(factor)
         close(compiled(**inputs).logits, model(**inputs).logits)
