@@ -196,13 +196,12 @@ def drawing(what: Any) -> str:
 
 
 def parts() -> Iterator[tuple[str, str]]:
-    from anyformer.specs.part import abstract
     from anyformer.specs.slots import about
     from anyformer.train.run import every_kind
 
     groups: dict[str, list[Any]] = {}
     for _, kind in sorted(every_kind().items()):
-        if not abstract(kind) and kind.__module__.startswith("anyformer."):
+        if not kind.is_abstract and kind.__module__.startswith("anyformer."):
             each = about(kind)
             groups.setdefault(each.group if each.group != each.name else "Others", []).append(each)
     lines = ["# Parts", "Generated from the code. `anyformer parts` prints the same."]

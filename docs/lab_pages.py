@@ -125,7 +125,9 @@ def scoreboard(records: list[Record]) -> Iterator[str]:
     verdicts = [run["verdict"] for run in judged.values() if run is not None]
     yield SCORES
     hold, fail = verdicts.count("holds"), verdicts.count("does not hold")
-    yield f"Of {len(records)} claims {hold} hold, {fail} do not, and {len(records) - hold - fail} are not judged yet.\n"
+    rest = len(records) - hold - fail
+    waiting = "1 is" if rest == 1 else f"{rest} are"
+    yield f"Of {len(records)} claims {hold} hold, {fail} do not, and {waiting} not judged yet.\n"
     rows = []
     for record in records:
         name, run = record["experiment"], judged[record["experiment"]]

@@ -48,7 +48,7 @@ def test_old_names_and_leftovers(tmp_path) -> None:
 @pytest.mark.parametrize("id", ["BertForMaskedLM", "BertForPreTraining", "BertForMaskedLM-untied"])
 @pytest.mark.parametrize("name", ["cls.predictions.bias", "cls.predictions.decoder.bias"])
 def test_the_output_bias_under_either_name(id: str, name: str, tmp_path) -> None:
-    """Older files contain one of the two names, tied or not; if both are stored, the decoder's is used."""
+    """Older files contain one of the two names, tied or not."""
     case = BY_ID[id]
     model, inputs = ours(case), make_inputs(case)
     bias = (model.head.lm if hasattr(model.head, "lm") else model.head).out.bias

@@ -41,8 +41,8 @@ FORMS = {
         "depth": 1, "width": 16, "vocab": 200, "steps": 2, "batch": 4, "lr": 1e-3, "tuning": {"sst2": 2}, "seeds": 1,
         "made up": True,
     }),
-    "full": Form(4000, 10, {
-        "depth": 4, "width": 256, "vocab": 8192, "steps": 10_000, "batch": 64, "lr": 1e-3,
+    "full": Form(6000, 14, {
+        "depth": 4, "width": 256, "vocab": 8192, "steps": 15_000, "batch": 64, "lr": 5e-4,
         "tuning": {"wnut17": 400, "sst2": 500}, "seeds": 3,
     }),
 }  # fmt: skip
