@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ NAMES = {
 }  # fmt: skip
 
 
-def errors(predicted: list[str], wanted: list[str]) -> float:
+def errors(predicted: Sequence[str], wanted: Sequence[str]) -> float:
     """Word error rate: insertions, deletions and substitutions per word [Levenshtein 1966]."""
     wrong = total = 0
     for mine, right in ((a.split(), b.split()) for a, b in zip(predicted, wanted, strict=True)):
@@ -71,7 +72,8 @@ def learn(run: Any, folder: Path, seconds: float | None, curve: Path, device: st
         def on_evaluate(self, trainer: Any, scores: dict[str, float]) -> None:
             valid = {f"valid_{name}": value for name, value in scores.items()}
             if "text" in run.objective.columns:
-                valid["valid_wer"] = errors(*evaluate(run.data.valid, trainer.model, trainer.tokenizer).answered)
+                answered = evaluate(run.data.valid, trainer.model, trainer.tokenizer).answered
+                valid["valid_wer"] = errors(answered.predicted, answered.wanted)
             note(curve, step=trainer.step, seconds=round(trainer.seconds, 2), **valid)
             print(f"{run.name} {trainer.step}: {valid}", flush=True)
 
@@ -84,18 +86,19 @@ def learn(run: Any, folder: Path, seconds: float | None, curve: Path, device: st
     watchers: list[Callback] = [Watch()]
     if seconds is not None:
         watchers.insert(0, Deadline(time.monotonic() + seconds, most=run.steps))
-    trainer = setup(run, folder, device=device, callbacks=watchers, tell=lambda line: print(line, flush=True))
+    tell, records = (lambda line: print(line, flush=True)), folder.parent / "data"  # runs share their prepared data
+    trainer = setup(run, folder, device=device, callbacks=watchers, tell=tell, records=records)
     return trainer.fit(), evaluate
 
 
 def transcribed(run: Any, out: Path, name: str, seconds: float | None, device: str) -> int:
     """Train, write the transcripts of the test strings and the word error rate; return the number of steps."""
-    from anyformer.evaluate.split import write_predictions
+    from anyformer.evaluate.predictions import prediction_rows, write_rows
 
     trainer, evaluate = learn(run, out / "runs" / name, seconds, out / f"curve-{name}.jsonl", device)
     found = evaluate(run.data.test, trainer.model, trainer.tokenizer)
-    write_predictions(out / f"{name}.jsonl", found)
-    wrong = errors(*found.answered)
+    write_rows(out / f"{name}.jsonl", prediction_rows(found))
+    wrong = errors(found.answered.predicted, found.answered.wanted)
     facts = {"steps": trainer.step, "seconds": round(trainer.seconds, 1), "strings": len(found.answered.wanted)}
     note(out / "results.jsonl", name=name, wer=wrong, parameters=size(trainer.model), **facts)
     print(f"{name}: {100 * wrong:.2f} % of the words of {facts['strings']} test strings are wrong", flush=True)
@@ -104,15 +107,6 @@ def transcribed(run: Any, out: Path, name: str, seconds: float | None, device: s
 
 def size(model: Any) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def prepared(run: Any, folder: Path, shared: Path) -> Any:
-    """Let the run use the prepared data in `shared`, so that runs with the same data prepare it once."""
-    folder.mkdir(parents=True, exist_ok=True)
-    shared.mkdir(parents=True, exist_ok=True)
-    if not (folder / "data").exists():
-        os.symlink(shared.resolve(), folder / "data")
-    return run
 
 
 def described(name: str, options: argparse.Namespace, **changes: Any) -> Any:
@@ -139,7 +133,7 @@ def applies(run: Any, path: str) -> bool:
 
 def digits(options: argparse.Namespace) -> None:
     out, name = Path(options.out), options.what
-    run = prepared(described(name, options, seed=options.seed), out / "runs" / name, out / "runs" / "data")
+    run = described(name, options, seed=options.seed)
     transcribed(run, out, name, 60 * options.minutes - 20, options.device)
     finish(out)
 
@@ -152,13 +146,11 @@ def one_seed(options: argparse.Namespace) -> None:
         return out / "runs" / f"{name}-{seed}"
 
     def ready(name: str, **changes: Any) -> Any:
-        run = described(name, options, seed=seed, **changes)
-        return prepared(run, folder(name), out / "runs" / "data")
+        return described(name, options, seed=seed, **changes)
 
     for steps in options.steps:  # only from scratch
         name = f"{ARMS[1]}-{steps}-{seed}"
-        run = prepared(described(ARMS[1], options, seed=seed, steps=steps), out / "runs" / name, out / "runs" / "data")
-        transcribed(run, out, name, None, options.device)
+        transcribed(ready(ARMS[1], steps=steps), out, name, None, options.device)
     if options.steps:
         return
     first = ready("digits-wav2vec")
@@ -208,12 +200,11 @@ def finish(out: Path) -> None:
 def score(options: argparse.Namespace) -> None:
     import jiwer
 
-    from anyformer.evaluate.split import read_predictions
-
     out = Path(options.out)
     for file in sorted(out.glob("digits*.jsonl")):
-        answered = read_predictions(file)
-        theirs, ours = jiwer.wer(answered.wanted, answered.predicted), errors(answered.predicted, answered.wanted)
+        rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+        predicted, wanted = ([row[name] for row in rows] for name in ("predicted", "wanted"))
+        theirs, ours = jiwer.wer(wanted, predicted), errors(predicted, wanted)
         print(f"{file.stem}: {100 * theirs:.2f} % by jiwer, {100 * ours:.2f} % here")
     draw(out)
 

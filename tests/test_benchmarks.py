@@ -1,20 +1,37 @@
-"""benchmarks/history.py: figures are recorded, the page shows them, and a ratio that fell is noticed."""
+"""Scripts import names that exist. benchmarks/history.py: figures are recorded, the page shows them, and a ratio that
+fell is noticed."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 MACHINE = "one GPU"
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "docs", "examples"])
+def test_scripts_import_names_that_exist(folder: str) -> None:
+    """Also inside functions, which only run with a GPU, with data or for a long time."""
+    for path in (ROOT / folder).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("anyformer"):
+                module = importlib.import_module(str(node.module))
+                for name in (alias.name for alias in node.names):
+                    is_module = hasattr(module, "__path__") and find_spec(f"{node.module}.{name}")
+                    assert hasattr(module, name) or is_module, f"{path}: {node.module} has no {name}"
 
 
 @pytest.fixture
 def history(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import history
 
     monkeypatch.setattr(history, "HISTORY", tmp_path / "history.jsonl")
