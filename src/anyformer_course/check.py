@@ -72,9 +72,8 @@ def printed_text(shown: Shown) -> str:
 QUOTED = re.compile(r"(?<![\w.])(?<!\w-)-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?(?!\w|[.,]\d)(?: [mb]illion)?")
 SCALES = {"": 1.0, "million": 1e6, "billion": 1e9}
 DECIMALS, PERCENTAGES = 0.2, 0.03  # relative differences between x86 with AVX-512 and with SSE: at most 16 and 1.4 %
-SOURCE = re.compile(
-    r"\((?:the slide|the paper|published)\b[^)]*\)|\b[Ss]top \d+\.\d+"
-)  # (the slide: 4 days); Stop 4.11
+# such as (the slide: 4 days) and Stop 4.11
+SOURCE = re.compile(r"\((?:the slide|the paper|published)\b[^)]*\)|\b[Ss]top \d+\.\d+")
 
 
 def quoted_numbers(text: str) -> list[str]:
