@@ -1,8 +1,8 @@
 """Which attention kernel is fastest for which mask and length, ours and transformers', on one CUDA GPU.
 
 One small Mistral trains (forward and backward of one row in bf16) or reads (forward). Each mask is measured with our
-kernels (auto, sdpa, flex) and transformers' (sdpa, flex_attention), in turns. `FLEX_FROM` in
-src/anyformer/kernels/attention.py comes from these rows; docs/results/speed.md shows them.
+kernels (auto, sdpa, flex) and transformers' (sdpa, flex_attention), in turns. `FLEX_SCORES` in
+src/anyformer/kernels/attention.py comes from these rows; docs/results/gpu.md shows them.
 
     PYTHONPATH=src python benchmarks/masks_gpu.py [--masks window documents] [--lengths 4096 16384] [--read] [--tiny]
 """

@@ -40,13 +40,13 @@ def main() -> None:
     end = None if options.minutes is None else time.time() + 60 * options.minutes
     again = ["--device", options.device, "--set", *options.set]
     jobs = []
+    options.folder.mkdir(parents=True, exist_ok=True)
     for noise in options.noise:
         folder = home(options.folder, noise)
-        folder.mkdir(parents=True, exist_ok=True)
         limit = [] if end is None else ["--minutes", str((end - time.time()) / 60)]
         command = [sys.executable, __file__, str(folder), "--one", "--noise", str(noise), *limit, *again]
         if not (folder / "done").exists():
-            log = (folder / "log.txt").open("a")
+            log = folder.with_name(f"{folder.name}.log").open("a")  # a new run needs an empty folder
             jobs.append((noise, subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)))
     for noise, job in jobs:
         print(f"noise {noise}: training ended with {job.wait()}", flush=True)
