@@ -1,5 +1,5 @@
 # Needs Python 3.11+, pip and make; everything else is installed into .venv by the first target that wants it.
-# `make test WORKERS=8`, `make test-fast ARGS="-k rotary -x"`, `make bench ARGS=...`
+# `make test WORKERS=8`, `make test-fast ARGS="-k rotary -x"`, `make bench-cpu ARGS=...`
 
 PYTHON  ?= python3
 WORKERS ?= 2
@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --timeout 30
           --doctest-modules --doctest-ignore-import-errors tests src
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-fast test-all test-lowest test-gpu test-real test-course mutants lint types docs bench bench-gpu bench-cpu clean
+.PHONY: help install quickstart test test-fast test-all test-lowest test-gpu test-real test-course mutants lint types docs bench-gpu bench-cpu clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -100,9 +100,6 @@ types: $(STAMP)  ## mypy
 docs: $(STAMP)  ## the site, into build/site; `python -m http.server -d build/site` shows it
 	$(BIN)/python -m anyformer_course.pages docs/course
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
-
-bench: $(STAMP)  ## every script in benchmarks/, one after another
-	@set -e; for script in benchmarks/[!_]*.py; do echo "== $$script"; $(BIN)/python "$$script" $(ARGS); done
 
 # Like test-gpu with the machine's own Python. ARGS="--growth", "--cases 'training: BERT' prompts", "--minutes 4"
 bench-gpu:  ## on a CUDA machine: us and our peers in turns, at most 8 minutes; docs/results/speed.md is written

@@ -161,6 +161,8 @@ def main() -> None:
             print(f"{name:<14} block / whole: {block['ms'] / whole['ms']:.3f} x time per step, first step "
                   f"{block['first_s']} / {whole['first_s']} s, warm {block.get('warm_first_s')} / "
                   f"{whole.get('warm_first_s')} s, {block['peak_GB']} / {whole['peak_GB']} GB")  # fmt: skip
+    if failed := [name for name, found in results.items() if "error" in found]:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":
