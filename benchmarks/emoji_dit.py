@@ -3,8 +3,8 @@
     python benchmarks/emoji_dit.py runs/emoji-dit --data data [--count 64] [--sheet sheet.png] [--out figures.json]
 
 Names of faces (`anyformer fetch emoji`) are drawn: some that the run trained on, some that it held out. The color of
-a face says its mood: red is angry, blue cold, green sick, else yellow. A picture has the mood of the color that is
-nearest to its median color.
+a face shows its mood: red is angry, blue cold, green sick, yellow any other. The mood of a picture is the one whose
+color is nearest to its median color.
 """
 
 from __future__ import annotations
